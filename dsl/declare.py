@@ -1,0 +1,359 @@
+"""Operator declarations: `@op`, its arguments, and the trace that makes a `Graph` of one.
+
+A declaration is a Python function over symbolic tensors. Its keyword defaults say what each
+argument is: `In` a tensor, `Param` a number known at launch, `Option` a compile-time choice.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from .dtypes import FLOATS, DType, f32
+from .errors import DeclarationError, OperatorError, RudnnError
+from .expr import Axis, DimRef, Expr, Input, ScalarRef, Size, Stage, Value, as_expr, free_axes
+from .graph import Graph, Hoister, Requirement
+
+
+@dataclass(frozen=True)
+class In:
+    """A tensor argument: its dims by name (`"*rows"` is any number of leading dims).
+
+    `dtype` None means the operator's own float type; a tuple lists what is accepted.
+    """
+
+    dims: tuple[str, ...]
+    dtype: DType | tuple[DType, ...] | None
+    optional: bool
+    broadcast: bool
+
+    def __init__(
+        self,
+        *dims: str,
+        dtype: DType | tuple[DType, ...] | None = None,
+        optional: bool = False,
+        broadcast: bool = False,
+    ) -> None:
+        object.__setattr__(self, "dims", dims)
+        object.__setattr__(self, "dtype", dtype)
+        object.__setattr__(self, "optional", optional)
+        object.__setattr__(self, "broadcast", broadcast)
+
+
+@dataclass(frozen=True)
+class Out:
+    """A result: its dims by name, and its dtype (None: that of the first float input)."""
+
+    dims: tuple[str, ...]
+    dtype: DType | None
+    name: str
+
+    def __init__(self, *dims: str, dtype: DType | None = None, name: str = "out") -> None:
+        object.__setattr__(self, "dims", dims)
+        object.__setattr__(self, "dtype", dtype)
+        object.__setattr__(self, "name", name)
+
+
+@dataclass(frozen=True)
+class Param:
+    """A number known at launch; it never recompiles. `default` None means required."""
+
+    default: float | int | None = None
+    dtype: DType = f32
+
+
+@dataclass(frozen=True)
+class Option:
+    """A compile-time choice: each value is a kernel of its own."""
+
+    default: Any
+    choices: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Extent:
+    """The size of a dim that no input has, named like the argument (top_k's `k`)."""
+
+    default: int | None = None
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What a graph is specialised for; hashable, the compile cache's key part.
+
+    `dtypes` by input name (absent inputs left out); `ranks` of the packs; `static` dim sizes;
+    `options` values.
+    """
+
+    dtypes: tuple[tuple[str, DType], ...]
+    ranks: tuple[tuple[str, int], ...] = ()
+    static: tuple[tuple[str, int], ...] = ()
+    options: tuple[tuple[str, Any], ...] = ()
+
+    def describe(self) -> str:
+        """One canonical line, the same in every process."""
+        parts = [f"{n}:{t.name}" for n, t in self.dtypes]
+        parts += [f"*{n}={r}" for n, r in self.ranks]
+        parts += [f"{n}={s}" for n, s in self.static]
+        parts += [f"{n}={v!r}" for n, v in self.options]
+        return " ".join(parts)
+
+
+@dataclass
+class Declaration:
+    """An operator: arguments, results, example dims, and the function that declares it."""
+
+    name: str
+    fn: Callable[..., Any]
+    inputs: dict[str, In]
+    params: dict[str, Param]
+    options: dict[str, Option]
+    extents: dict[str, Extent]
+    outputs: tuple[Out, ...]
+    static: frozenset[str]
+    example: dict[str, Any]
+    error: type[RudnnError]
+    dtypes: tuple[DType, ...]
+    doc: str
+    module: str
+    backward: Declaration | None = None
+    grads: tuple[str, ...] = ()
+    _graphs: dict[Spec, Graph] = field(default_factory=dict, repr=False)
+
+    def __call__(self, *args: Any, out: Any = None, **kwargs: Any) -> Any:
+        """Run the operator on arrays; returns the kind it was given.
+
+        `out` receives the result (a tuple where there are several). Raises the operator's own
+        error on bad arguments, before anything is launched.
+        """
+        return runner()(self, args, kwargs, out)
+
+    def differentiable(self, backward: Declaration, *grads: str) -> None:
+        """Link the backward operator; `grads` names the inputs its results belong to, in order.
+
+        The backward's first input is the gradient of the result; its other inputs and params are
+        those of the forward by name, or `y` for the forward's result.
+        """
+        self.backward, self.grads = backward, grads
+
+    def dim_names(self) -> tuple[str, ...]:
+        """Declared dims in order of first appearance; packs keep their star."""
+        names: dict[str, None] = {}
+        for spec in self.inputs.values():
+            names |= dict.fromkeys(d for d in spec.dims if not d.isdigit())
+        for key in self.example:
+            star = f"*{key}"
+            if key not in names and star not in names:
+                names[key] = None
+        return tuple(names)
+
+    def trace(self, spec: Spec) -> Graph:
+        """The graph for one specialisation (kept)."""
+        graph = self._graphs.get(spec)
+        if graph is None:
+            graph = self._graphs[spec] = _Trace(self, spec).run()
+        return graph
+
+
+def op(
+    *,
+    out: Out | tuple[Out, ...],
+    example: Mapping[str, Any],
+    static: tuple[str, ...] = (),
+    error: type[RudnnError] = OperatorError,
+    dtypes: tuple[DType, ...] = FLOATS,
+    name: str | None = None,
+) -> Callable[[Callable[..., Any]], Declaration]:
+    """Make a `Declaration` of a function.
+
+    `static` dims are compiled in; all others are dynamic. `example` gives every dim (and a
+    tuple for a pack) a value used by `check`, `compile` and the docs. Operators in modules under
+    `rudnn.ops` and a user's own go through the same call.
+    """
+
+    def wrap(fn: Callable[..., Any]) -> Declaration:
+        inputs: dict[str, In] = {}
+        params: dict[str, Param] = {}
+        options: dict[str, Option] = {}
+        extents: dict[str, Extent] = {}
+        for key, parameter in inspect.signature(fn).parameters.items():
+            kinds = {In: inputs, Param: params, Option: options, Extent: extents}
+            table = kinds.get(type(parameter.default))
+            if table is None:
+                raise DeclarationError(
+                    f"needs an In, Param, Option or Extent as the default of {key}"
+                )
+            table[key] = parameter.default  # type: ignore[index]
+        outputs = out if isinstance(out, tuple) else (out,)
+        return Declaration(
+            name or fn.__name__, fn, inputs, params, options, extents, outputs, frozenset(static),
+            dict(example), error, dtypes, inspect.getdoc(fn) or "", fn.__module__,
+        )  # fmt: skip
+
+    return wrap
+
+
+Runner = Callable[[Declaration, tuple[Any, ...], dict[str, Any], Any], Any]
+_RUNNER: list[Runner] = []
+_ACTIVE = threading.local()
+
+
+def set_runner(run: Runner) -> None:
+    """Say how a declaration is called; the runtime does, so that the language need not know it."""
+    _RUNNER[:] = [run]
+
+
+def runner() -> Runner:
+    if not _RUNNER:
+        raise DeclarationError("needs the runtime to call an operator: import rudnn")
+    return _RUNNER[0]
+
+
+def _current() -> _Trace:
+    trace = getattr(_ACTIVE, "trace", None)
+    if trace is None:
+        raise DeclarationError("axes, dim, require and tensor work only inside an @op function")
+    return trace  # type: ignore[no-any-return]
+
+
+class _Trace:
+    """One run of a declaration's function on symbolic arguments."""
+
+    def __init__(self, declaration: Declaration, spec: Spec) -> None:
+        self.declaration = declaration
+        self.spec = spec
+        self.static = dict(spec.static)
+        self.ranks = dict(spec.ranks)
+        self.dims: dict[str, DimRef] = {}
+        self.hoister = Hoister()
+        self.requirements: list[Requirement] = []
+        self.index_checks: list[tuple[Input, Size]] = []
+
+    def expand(self, dim: str) -> tuple[str, ...]:
+        """A declared dim as concrete names: a pack gives one for each of its ranks."""
+        if not dim.startswith("*"):
+            return (dim,)
+        return tuple(f"{dim[1:]}.{i}" for i in range(self.ranks[dim[1:]]))
+
+    def size(self, name: str) -> Size:
+        if name.isdigit():
+            return int(name)
+        if name in self.static:
+            return self.static[name]
+        return self.dims.setdefault(name, DimRef(name))
+
+    def run(self) -> Graph:
+        declaration = self.declaration
+        dtypes = dict(self.spec.dtypes)
+        inputs: dict[str, Input | None] = {}
+        for name, declared in declaration.inputs.items():
+            if name not in dtypes:
+                inputs[name] = None
+                continue
+            dims = tuple(d for dim in declared.dims for d in self.expand(dim))
+            shape = tuple(self.size(d) for d in dims)
+            inputs[name] = Input(name, shape, dtypes[name], dims=dims)
+        scalars = {n: ScalarRef(n, p.dtype) for n, p in declaration.params.items()}
+        previous = getattr(_ACTIVE, "trace", None)
+        _ACTIVE.trace = self
+        try:
+            extents = {n: self.size(n) for n in declaration.extents}
+            options = dict(self.spec.options)
+            result = declaration.fn(**inputs, **scalars, **extents, **options)
+        finally:
+            _ACTIVE.trace = previous
+        outputs = self.finish(result if isinstance(result, tuple) else (result,), dtypes)
+        present = tuple(i for i in inputs.values() if i is not None)
+        return Graph(
+            declaration.name, present, tuple(scalars.values()), tuple(self.dims.values()),
+            tuple(self.hoister.stages), outputs, tuple(self.requirements),
+            tuple(self.index_checks),
+        )  # fmt: skip
+
+    def finish(self, results: tuple[Any, ...], dtypes: dict[str, DType]) -> tuple[Stage, ...]:
+        declared = [o for o in self.declaration.outputs]
+        if len(results) != len(declared):
+            raise DeclarationError(f"needs {len(declared)} results, got {len(results)}")
+        first = next((t for t in dtypes.values() if t.is_float), f32)
+        stages = []
+        for out, result in zip(declared, results, strict=True):
+            if result is None:
+                continue
+            dtype = out.dtype or first
+            if isinstance(result, Stage) and result not in self.hoister.stages:
+                raise DeclarationError(f"needs a tensor of this declaration as {out.name}")
+            if isinstance(result, Stage):
+                result = result[result.axes]
+            axes = self.match(out, as_expr(result, f32))
+            stages.append(self.hoister.define(out.name, axes, as_expr(result, f32), dtype))
+        return tuple(stages)
+
+    def match(self, out: Out, expr: Expr) -> tuple[Axis, ...]:
+        """The free axes of a result in the order its `Out` names them."""
+        free = list(free_axes(expr))
+        axes: list[Axis] = []
+        for name in (d for dim in out.dims for d in self.expand(dim)):
+            hits = [a for a in free if a.name == name]
+            if len(hits) > 1:
+                raise DeclarationError(
+                    f"needs one axis named {name} in {out.name}, got {len(hits)}: rename one"
+                )
+            axes.append(hits[0] if hits else Axis(name, self.size(name)))
+            free = [a for a in free if a.name != name]
+        if free:
+            raise DeclarationError(
+                f"needs every free axis among the dims of {out.name}, "
+                f"got {', '.join(a.name for a in free)} besides"
+            )
+        return tuple(axes)
+
+
+def axes(*names: str) -> Any:
+    """One axis for each dim name; a pack `"*rows"` gives a tuple of axes. One name, one result."""
+    trace = _current()
+    made: list[Any] = []
+    for dim in names:
+        expanded = tuple(Axis(n, trace.size(n)) for n in trace.expand(dim))
+        made.append(expanded if dim.startswith("*") else expanded[0])
+    return made[0] if len(made) == 1 else tuple(made)
+
+
+def axis(name: str, extent: Size) -> Axis:
+    """An axis of any extent, such as a window's."""
+    return Axis(name, extent)
+
+
+def dim(name: str) -> Any:
+    """The size of a dim: an int where it is static, else an expression."""
+    return _current().size(name)
+
+
+def tensor(name: str, over: tuple[Any, ...], expr: Value, dtype: DType | None = None) -> Stage:
+    """A named intermediate: `expr` over `axes`, kept and readable at any index."""
+    trace = _current()
+    flat: list[Axis] = []
+    for part in over:
+        flat.extend(part if isinstance(part, tuple) else (part,))
+    return trace.hoister.define(name, tuple(flat), as_expr(expr, f32), dtype)
+
+
+def require(condition: Expr | bool, needs: str, **got: Any) -> None:
+    """A contract check, made on the host before anything is launched.
+
+    A condition over dims and params is kept for launch time; over static dims it is checked now.
+    """
+    trace = _current()
+    if condition is True:
+        return
+    if condition is False:
+        shown = ", ".join(f"{k}={v}" for k, v in got.items())
+        raise trace.declaration.error(f"needs {needs}, got {shown}")
+    trace.requirements.append(Requirement(condition, needs, tuple(got.items())))
+
+
+def require_indices(tensor: Input, below: Size) -> None:
+    """Values of an integer input must lie in 0 … below − 1; checked on the host at each call."""
+    _current().index_checks.append((tensor, below))

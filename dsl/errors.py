@@ -1,0 +1,56 @@
+"""Typed errors, one class per family under `RudnnError`.
+
+Every message says what was needed and what came: `needs Hq divisible by Hkv, got Hq=6, Hkv=4`.
+"""
+
+from __future__ import annotations
+
+
+class RudnnError(ValueError):
+    """Base of every error the package raises on purpose."""
+
+
+class DeclarationError(RudnnError):
+    """An operator declaration is malformed (raised to the author of the operator)."""
+
+
+class DeviceError(RudnnError):
+    """Tensors of one call on different devices or queues, or an unknown device."""
+
+
+class TargetError(RudnnError):
+    """A target that is unknown, or whose compiler or driver is missing."""
+
+
+class CompileError(RudnnError):
+    """A kernel could not be built."""
+
+
+class LaunchError(RudnnError):
+    """A kernel reported a fault; the message names it."""
+
+
+class WorkspaceError(RudnnError):
+    """A workspace request over its budget."""
+
+
+class OperatorError(RudnnError):
+    """Bad arguments to an operator that belongs to no family of its own."""
+
+
+class NormalizationError(RudnnError):
+    """Bad arguments to `rudnn.normalization`."""
+
+
+class NNError(RudnnError):
+    """Bad arguments to `rudnn.nn`."""
+
+
+class AttentionError(RudnnError):
+    """Bad arguments to `rudnn.attention`, or a strategy the device cannot run."""
+
+
+def require_host(condition: bool, needs: str, got: object, error: type[RudnnError]) -> None:
+    """Raise `error("needs …, got …")` unless `condition` holds."""
+    if not condition:
+        raise error(f"needs {needs}, got {got}")

@@ -1,0 +1,400 @@
+"""Expressions: scalar values over named axes, and the tensors they read.
+
+An expression is a tree of frozen nodes. Its *free axes* are the axes it still depends on; a
+reduction removes some of them. Identity is object identity, so a subexpression used twice is
+shared. Arithmetic on f16 and bf16 happens in f32: operands are widened as the tree is built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Union
+
+from .dtypes import DType, bool_, f32, i64
+from .errors import DeclarationError
+
+Value = Union["Expr", int, float, bool]
+Size = Union["Expr", int]
+
+COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
+LOGICAL = ("and", "or")
+
+
+class Expr:
+    """Base of all nodes: a scalar of `dtype` for each point of its free axes."""
+
+    dtype: DType
+
+    def children(self) -> tuple[Expr, ...]:
+        return ()
+
+    def __add__(self, other: Value) -> Expr:
+        return binary("add", self, other)
+
+    def __radd__(self, other: Value) -> Expr:
+        return binary("add", other, self)
+
+    def __sub__(self, other: Value) -> Expr:
+        return binary("sub", self, other)
+
+    def __rsub__(self, other: Value) -> Expr:
+        return binary("sub", other, self)
+
+    def __mul__(self, other: Value) -> Expr:
+        return binary("mul", self, other)
+
+    def __rmul__(self, other: Value) -> Expr:
+        return binary("mul", other, self)
+
+    def __truediv__(self, other: Value) -> Expr:
+        return binary("div", self, other)
+
+    def __rtruediv__(self, other: Value) -> Expr:
+        return binary("div", other, self)
+
+    def __floordiv__(self, other: Value) -> Expr:
+        return binary("floordiv", self, other)
+
+    def __rfloordiv__(self, other: Value) -> Expr:
+        return binary("floordiv", other, self)
+
+    def __mod__(self, other: Value) -> Expr:
+        return binary("mod", self, other)
+
+    def __rmod__(self, other: Value) -> Expr:
+        return binary("mod", other, self)
+
+    def __neg__(self) -> Expr:
+        return unary("neg", self)
+
+    def __pow__(self, exponent: int) -> Expr:
+        if exponent != 2:
+            raise DeclarationError(f"needs the exponent 2 (write other powers out), got {exponent}")
+        return self * self
+
+    def __lt__(self, other: Value) -> Expr:
+        return binary("lt", self, other)
+
+    def __le__(self, other: Value) -> Expr:
+        return binary("le", self, other)
+
+    def __gt__(self, other: Value) -> Expr:
+        return binary("gt", self, other)
+
+    def __ge__(self, other: Value) -> Expr:
+        return binary("ge", self, other)
+
+    def __eq__(self, other: object) -> Expr:  # type: ignore[override]
+        return binary("eq", self, other)  # type: ignore[arg-type]
+
+    def __ne__(self, other: object) -> Expr:  # type: ignore[override]
+        return binary("ne", self, other)  # type: ignore[arg-type]
+
+    def __and__(self, other: Value) -> Expr:
+        return binary("and", self, other)
+
+    def __rand__(self, other: Value) -> Expr:
+        return binary("and", other, self)
+
+    def __or__(self, other: Value) -> Expr:
+        return binary("or", self, other)
+
+    def __ror__(self, other: Value) -> Expr:
+        return binary("or", other, self)
+
+    def __invert__(self) -> Expr:
+        return unary("not", self)
+
+    __hash__ = object.__hash__
+
+    def __bool__(self) -> bool:
+        # `axis in axes` and comparing tuples of axes ask for this: there axes are identities.
+        if isinstance(self, Binary) and isinstance(self.a, Axis) and isinstance(self.b, Axis):
+            if self.op == "eq":
+                return self.a is self.b
+            if self.op == "ne":
+                return self.a is not self.b
+        raise DeclarationError(
+            "the truth of an expression is not known while declaring: "
+            "use where(…), require(…), & and |, or an Option for a compile-time choice"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Const(Expr):
+    value: float | int | bool
+    dtype: DType
+
+
+@dataclass(frozen=True, eq=False)
+class Axis(Expr):
+    """An index running over 0 … extent − 1."""
+
+    name: str
+    extent: Size
+    dtype: DType = i64
+
+
+@dataclass(frozen=True, eq=False)
+class DimRef(Expr):
+    """The size of a dynamic dim, known at launch."""
+
+    name: str
+    dtype: DType = i64
+
+
+@dataclass(frozen=True, eq=False)
+class ScalarRef(Expr):
+    """A scalar argument, known at launch."""
+
+    name: str
+    dtype: DType = f32
+
+
+@dataclass(frozen=True, eq=False)
+class Tensor:
+    """Something that can be read: an input or a stage. `t[i, j]` reads it."""
+
+    name: str
+    shape: tuple[Size, ...]
+    dtype: DType
+
+    def __getitem__(self, index: Any) -> Read:
+        return self.at(*(index if isinstance(index, tuple) else (index,)))
+
+    def at(self, *index: Any, fill: float | int | None = None) -> Read:
+        """The element at `index`; with `fill`, an index outside the shape gives `fill`."""
+        flat: list[Expr] = []
+        for part in index:
+            flat.extend(part if isinstance(part, tuple) else (as_expr(part, i64),))
+        if len(flat) != len(self.shape):
+            raise DeclarationError(
+                f"needs {len(self.shape)} indices to read {self.name}, got {len(flat)}"
+            )
+        return Read(self, tuple(flat), fill, self.dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class Input(Tensor):
+    """A tensor argument. `dims` are the declared names, packs expanded."""
+
+    dims: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Stage(Tensor):
+    """A tensor defined by an expression over `axes`."""
+
+    axes: tuple[Axis, ...] = ()
+    expr: Expr = field(default_factory=lambda: Const(0.0, f32))
+
+
+@dataclass(frozen=True, eq=False)
+class Read(Expr):
+    tensor: Tensor
+    index: tuple[Expr, ...]
+    fill: float | int | None
+    dtype: DType
+
+    def children(self) -> tuple[Expr, ...]:
+        return self.index
+
+
+@dataclass(frozen=True, eq=False)
+class Unary(Expr):
+    op: str
+    a: Expr
+    dtype: DType
+
+    def children(self) -> tuple[Expr, ...]:
+        return (self.a,)
+
+
+@dataclass(frozen=True, eq=False)
+class Binary(Expr):
+    op: str
+    a: Expr
+    b: Expr
+    dtype: DType
+
+    def children(self) -> tuple[Expr, ...]:
+        return (self.a, self.b)
+
+
+@dataclass(frozen=True, eq=False)
+class Select(Expr):
+    condition: Expr
+    then: Expr
+    otherwise: Expr
+    dtype: DType
+
+    def children(self) -> tuple[Expr, ...]:
+        return (self.condition, self.then, self.otherwise)
+
+
+@dataclass(frozen=True, eq=False)
+class Cast(Expr):
+    a: Expr
+    dtype: DType
+
+    def children(self) -> tuple[Expr, ...]:
+        return (self.a,)
+
+
+class Form(Expr):
+    """A node that removes or orders axes: a reduction, a scan, … It becomes a stage."""
+
+    over: tuple[Axis, ...]
+
+    def bound(self) -> tuple[Axis, ...]:
+        """Axes that are not free in the result."""
+        return self.over
+
+    def added(self) -> tuple[Axis, ...]:
+        """Axes that are free in the result though no child mentions them."""
+        return ()
+
+
+def as_expr(value: Value, like: DType | None = None) -> Expr:
+    """`value` as a node; a Python number takes the type `like`."""
+    if isinstance(value, Expr):
+        return value
+    if isinstance(value, bool):
+        return Const(value, bool_)
+    if isinstance(value, int):
+        return Const(value, like if like is not None else i64)
+    if isinstance(value, float):
+        return Const(value, like if like is not None and like.is_float else f32)
+    raise DeclarationError(f"needs a number or an expression, got {type(value).__name__}")
+
+
+def cast(value: Value, dtype: DType) -> Expr:
+    """`value` converted to `dtype` (no node if it already has it)."""
+    node = as_expr(value, dtype)
+    if node.dtype == dtype:
+        return node
+    if isinstance(node, Const):
+        return Const(float(node.value) if dtype.is_float else int(node.value), dtype)
+    return Cast(node, dtype)
+
+
+def widen(node: Expr) -> Expr:
+    """f16 and bf16 become f32; anything else stays."""
+    return cast(node, f32) if node.dtype.is_narrow_float else node
+
+
+def _common(a: Value, b: Value) -> tuple[Expr, Expr]:
+    """Both operands in one type: numbers follow nodes, ints follow floats, narrow floats widen."""
+    left = a if isinstance(a, Expr) else None
+    right = b if isinstance(b, Expr) else None
+    if left is None and right is None:
+        raise DeclarationError("needs at least one expression")
+    if left is not None and right is not None:
+        left, right = widen(left), widen(right)
+    elif left is not None:
+        left = widen(left)
+        right = widen(as_expr(b, left.dtype))
+    else:
+        assert right is not None
+        right = widen(right)
+        left = widen(as_expr(a, right.dtype))
+    if left.dtype == right.dtype:
+        return left, right
+    if left.dtype.is_float != right.dtype.is_float:
+        goal = left.dtype if left.dtype.is_float else right.dtype
+    else:
+        goal = left.dtype if left.dtype.bits >= right.dtype.bits else right.dtype
+    return cast(left, goal), cast(right, goal)
+
+
+def binary(op: str, a: Value, b: Value) -> Expr:
+    """A two-operand node, operands brought to one type; integer constants fold."""
+    left, right = _common(a, b)
+    if isinstance(left, Const) and isinstance(right, Const) and left.dtype.is_int:
+        folded = _FOLD.get(op)
+        if folded is not None and not (op in ("floordiv", "mod") and right.value == 0):
+            return Const(folded(left.value, right.value), left.dtype)
+    if op in ("add", "sub") and _is(right, 0) and left.dtype.is_int:
+        return left
+    if op == "add" and _is(left, 0) and left.dtype.is_int:
+        return right
+    if op in ("mul", "floordiv") and _is(right, 1) and left.dtype.is_int:
+        return left
+    if op == "div" and not left.dtype.is_float:
+        left, right = cast(left, f32), cast(right, f32)
+    dtype = bool_ if op in COMPARISONS or op in LOGICAL else left.dtype
+    return Binary(op, left, right, dtype)
+
+
+def _is(node: Expr, value: int) -> bool:
+    return isinstance(node, Const) and node.value == value
+
+
+_FOLD: dict[str, Any] = {
+    "add": lambda a, b: a + b,
+    "sub": lambda a, b: a - b,
+    "mul": lambda a, b: a * b,
+    "floordiv": lambda a, b: a // b,
+    "mod": lambda a, b: a % b,
+    "max": max,
+    "min": min,
+}
+
+
+def unary(op: str, a: Value, result: DType | None = None) -> Expr:
+    """A one-operand node on a widened operand."""
+    node = widen(as_expr(a, f32))
+    return Unary(op, node, result or node.dtype)
+
+
+def free_axes(node: Expr) -> tuple[Axis, ...]:
+    """The axes `node` depends on, in order of first appearance."""
+    return tuple(_free(node, {}))
+
+
+def _free(node: Expr, memo: dict[int, dict[Axis, None]]) -> dict[Axis, None]:
+    found = memo.get(id(node))
+    if found is None:
+        found = {node: None} if isinstance(node, Axis) else {}
+        for child in node.children():
+            found = found | _free(child, memo)
+        if isinstance(node, Form):
+            for axis in node.bound():
+                found.pop(axis, None)
+            found = found | dict.fromkeys(node.added())
+        memo[id(node)] = found
+    return found
+
+
+def walk(node: Expr) -> Iterator[Expr]:
+    """Every node of the tree, children first, each object once."""
+    seen: set[int] = set()
+    stack: list[tuple[Expr, bool]] = [(node, False)]
+    while stack:
+        item, done = stack.pop()
+        if done:
+            yield item
+        elif id(item) not in seen:
+            seen.add(id(item))
+            stack.append((item, True))
+            stack.extend((child, False) for child in reversed(item.children()))
+
+
+def rebuild(node: Expr, children: tuple[Expr, ...]) -> Expr:
+    """`node` with other children of the same types (itself when nothing changed)."""
+    if all(a is b for a, b in zip(node.children(), children, strict=True)):
+        return node
+    if isinstance(node, Read):
+        return Read(node.tensor, children, node.fill, node.dtype)
+    if isinstance(node, Unary):
+        return Unary(node.op, children[0], node.dtype)
+    if isinstance(node, Binary):
+        return Binary(node.op, children[0], children[1], node.dtype)
+    if isinstance(node, Select):
+        return Select(children[0], children[1], children[2], node.dtype)
+    if isinstance(node, Cast):
+        return Cast(children[0], node.dtype)
+    if isinstance(node, Form):
+        return node.with_children(children)  # type: ignore[attr-defined,no-any-return]
+    raise DeclarationError(f"cannot rebuild {type(node).__name__}")

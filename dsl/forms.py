@@ -1,0 +1,381 @@
+"""The forms that bind axes: reductions, `softmax_sum`, `scan`, `top_k`, `scatter_add`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from .dtypes import DType, bool_, f32, i64
+from .errors import DeclarationError
+from .expr import (
+    Axis,
+    Cast,
+    Expr,
+    Form,
+    Read,
+    Size,
+    Tensor,
+    Value,
+    as_expr,
+    cast,
+    free_axes,
+    unary,
+    widen,
+)
+
+REDUCTIONS = ("sum", "prod", "max", "min", "any", "argmax")
+
+
+@dataclass(frozen=True, eq=False)
+class Reduce(Form):
+    """`op` of `body` over axes; where `where` is false the element does not take part.
+
+    `nan` is "carry" (a NaN among the elements is the result) or "ignore" (max and min only).
+    """
+
+    op: str
+    body: Expr
+    over: tuple[Axis, ...]
+    where: Expr | None
+    nan: str
+    dtype: DType
+
+    def children(self) -> tuple[Expr, ...]:
+        return (self.body,) if self.where is None else (self.body, self.where)
+
+    def with_children(self, children: tuple[Expr, ...]) -> Reduce:
+        where = None if self.where is None else children[1]
+        return Reduce(self.op, children[0], self.over, where, self.nan, self.dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class SoftmaxSum(Form):
+    """Σⱼ softmax(score)ⱼ · valueⱼ over the kept j; row statistics come with it.
+
+    The result's free axes are those of the score (the *row*) and those only the value has
+    (the *columns*). A row that keeps nothing, or whose kept scores are all −inf, is 0 with a
+    log-sum-exp of −inf.
+    """
+
+    score: Expr
+    value: Expr
+    over: tuple[Axis, ...]
+    where: Expr | None
+    dtype: DType = f32
+
+    def children(self) -> tuple[Expr, ...]:
+        kept = () if self.where is None else (self.where,)
+        return (self.score, self.value, *kept)
+
+    def with_children(self, children: tuple[Expr, ...]) -> SoftmaxSum:
+        where = None if self.where is None else children[2]
+        return SoftmaxSum(children[0], children[1], self.over, where)
+
+    def row_axes(self) -> tuple[Axis, ...]:
+        """Free axes of score and mask, the reduced ones apart."""
+        axes = dict.fromkeys(free_axes(self.score))
+        if self.where is not None:
+            axes |= dict.fromkeys(free_axes(self.where))
+        return tuple(a for a in axes if a not in self.over)
+
+    def column_axes(self) -> tuple[Axis, ...]:
+        """Axes that only the value has."""
+        rows = self.row_axes()
+        return tuple(a for a in free_axes(self.value) if a not in self.over and a not in rows)
+
+
+@dataclass(frozen=True, eq=False)
+class LogSumExp(Form):
+    """The log-sum-exp of a `SoftmaxSum`'s rows, computed along with it."""
+
+    source: SoftmaxSum
+    dtype: DType = f32
+
+    @property
+    def over(self) -> tuple[Axis, ...]:  # type: ignore[override]
+        return self.source.over
+
+    def children(self) -> tuple[Expr, ...]:
+        return (self.source,)
+
+    def bound(self) -> tuple[Axis, ...]:
+        return self.source.column_axes()
+
+    def with_children(self, children: tuple[Expr, ...]) -> LogSumExp:
+        if not isinstance(children[0], SoftmaxSum):
+            raise DeclarationError("needs a softmax_sum under log_sum_exp")
+        return LogSumExp(children[0])
+
+
+@dataclass(frozen=True, eq=False)
+class Scan(Form):
+    """An ordered recurrence with a tensor-valued state.
+
+    For t along `along`: state ← step(state); the result at t is emit(state).
+    `state` is a placeholder tensor over `axes`; `step` and `emit` read it. `emit` may be None
+    for a `final` scan, whose result is the last state.
+    """
+
+    along: Axis
+    axes: tuple[Axis, ...]
+    state: Tensor
+    after: Tensor
+    init: Expr
+    step: Expr
+    emit: Expr
+    final: bool
+    dtype: DType = f32
+
+    @property
+    def over(self) -> tuple[Axis, ...]:  # type: ignore[override]
+        return (self.along,)
+
+    def children(self) -> tuple[Expr, ...]:
+        return (self.init, self.step, self.emit)
+
+    def bound(self) -> tuple[Axis, ...]:
+        emitted = free_axes(self.emit)
+        hidden = tuple(a for a in self.axes if self.final is False and a not in emitted)
+        return (self.along, *hidden) if self.final else hidden
+
+    def added(self) -> tuple[Axis, ...]:
+        return self.axes if self.final else (self.along,)
+
+    def with_children(self, children: tuple[Expr, ...]) -> Scan:
+        return Scan(
+            self.along, self.axes, self.state, self.after, *children, self.final, self.dtype
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class TopK(Form):
+    """The `rank`-th largest of `score` along an axis (ties to the lower index; NaN is largest).
+
+    `take` is "value" or "index" (i64).
+    """
+
+    score: Expr
+    along: Axis
+    rank: Axis
+    take: str
+    dtype: DType
+
+    @property
+    def over(self) -> tuple[Axis, ...]:  # type: ignore[override]
+        return (self.along,)
+
+    def children(self) -> tuple[Expr, ...]:
+        return (self.score,)
+
+    def added(self) -> tuple[Axis, ...]:
+        return (self.rank,)
+
+    def with_children(self, children: tuple[Expr, ...]) -> TopK:
+        return TopK(children[0], self.along, self.rank, self.take, self.dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class ScatterAdd(Form):
+    """out[s] = Σ value over the points of `over` whose `at` equals s, added in order.
+
+    A point whose `at` is outside 0 … extent − 1 adds nowhere.
+    """
+
+    value: Expr
+    target: Axis
+    at: Expr
+    over: tuple[Axis, ...]
+    dtype: DType = f32
+
+    def children(self) -> tuple[Expr, ...]:
+        return (self.value, self.at)
+
+    def added(self) -> tuple[Axis, ...]:
+        return (self.target,)
+
+    def with_children(self, children: tuple[Expr, ...]) -> ScatterAdd:
+        return ScatterAdd(children[0], self.target, children[1], self.over)
+
+
+Over = Axis | tuple[Axis, ...]
+
+
+def _axes(over: Over) -> tuple[Axis, ...]:
+    flat = over if isinstance(over, tuple) else (over,)
+    if not flat:
+        raise DeclarationError("needs at least one axis to reduce over")
+    return flat
+
+
+def _reduce(op: str, body: Value, over: Over, where: Value | None, nan: str = "carry") -> Reduce:
+    node = widen(as_expr(body, f32))
+    dtype = {"any": bool_, "argmax": i64}.get(op, node.dtype)
+    keep = None if where is None else cast(where, bool_)
+    return Reduce(op, node, _axes(over), keep, nan, dtype)
+
+
+def sum(body: Value, *, over: Over, where: Value | None = None) -> Expr:
+    """Σ body over the axes; 0 when nothing takes part."""
+    return _reduce("sum", body, over, where)
+
+
+def prod(body: Value, *, over: Over, where: Value | None = None) -> Expr:
+    """Π body over the axes; 1 when nothing takes part."""
+    return _reduce("prod", body, over, where)
+
+
+def max(body: Value, *, over: Over, where: Value | None = None, nan: str = "carry") -> Expr:
+    """The greatest body; −inf when nothing takes part. `nan="ignore"` skips NaN."""
+    return _reduce("max", body, over, where, nan)
+
+
+def min(body: Value, *, over: Over, where: Value | None = None, nan: str = "carry") -> Expr:
+    """The least body; +inf when nothing takes part. `nan="ignore"` skips NaN."""
+    return _reduce("min", body, over, where, nan)
+
+
+def any(body: Value, *, over: Over) -> Expr:
+    """True where any body is."""
+    return _reduce("any", cast(body, bool_), over, None)
+
+
+def argmax(body: Value, *, over: Axis) -> Expr:
+    """The first index of the greatest body (NaN is greatest), i64."""
+    return _reduce("argmax", body, over, None)
+
+
+def mean(body: Value, *, over: Over) -> Expr:
+    """Σ body / number of elements, in f32."""
+    count: Value = 1
+    for axis in _axes(over):
+        count = axis.extent * count
+    return sum(body, over=over) / cast(count, f32)
+
+
+def softmax_sum(
+    score: Value, value: Value, *, over: Over, where: Value | None = None
+) -> SoftmaxSum:
+    """The exponential-weighted mean of `value`, weights softmax(score) over the kept elements."""
+    keep = None if where is None else cast(where, bool_)
+    return SoftmaxSum(cast(score, f32), cast(value, f32), _axes(over), keep)
+
+
+def log_sum_exp(source: SoftmaxSum) -> Expr:
+    """log Σ exp(score) of each row of a `softmax_sum`, natural base, f32."""
+    return LogSumExp(source)
+
+
+def scan(
+    along: Axis,
+    axes: tuple[Axis, ...],
+    *,
+    init: Value,
+    step: Callable[[Tensor], Value],
+    emit: Callable[[Tensor], Value] | None = None,
+) -> tuple[Expr, Expr]:
+    """An ordered recurrence along an axis with f32 state over `axes`.
+
+    `step(previous)` is the new state at `axes`, `previous` readable at any state index;
+    `emit(state)` is the result at each point of `along` (default: the state itself).
+    Returns (emitted, final state).
+    """
+    shape: tuple[Size, ...] = tuple(a.extent for a in axes)
+    previous = Tensor("previous", shape, f32)
+    after = Tensor("state", shape, f32)
+    stepped = cast(step(previous), f32)
+    emitted = cast(emit(after), f32) if emit is not None else Read(after, axes, None, f32)
+    start = cast(as_expr(init, f32), f32)
+
+    def make(final: bool) -> Scan:
+        return Scan(along, axes, previous, after, start, stepped, emitted, final)
+
+    return make(False), make(True)
+
+
+def top_k(score: Value, *, along: Axis, rank: Axis) -> tuple[Expr, Expr]:
+    """(values, indices i64) of the `rank.extent` largest scores along an axis, descending."""
+    node = as_expr(score, f32)
+    return TopK(node, along, rank, "value", node.dtype), TopK(node, along, rank, "index", i64)
+
+
+def scatter_add(value: Value, *, at: Mapping[Axis, Value], over: Over) -> Expr:
+    """Sums of `value` grouped by an index expression: out[s] = Σ value where at = s."""
+    if len(at) != 1:
+        raise DeclarationError(f"needs one target axis, got {len(at)}")
+    ((target, index),) = at.items()
+    return ScatterAdd(cast(value, f32), target, cast(index, i64), _axes(over))
+
+
+def where(condition: Value, then: Value, otherwise: Value) -> Expr:
+    """`then` where the condition holds, else `otherwise`; the other one has no influence."""
+    from .expr import Select, _common
+
+    left, right = _common(then, otherwise)
+    return Select(cast(condition, bool_), left, right, left.dtype)
+
+
+def maximum(a: Value, b: Value) -> Expr:
+    """The greater; NaN if either is NaN."""
+    from .expr import binary
+
+    return binary("max", a, b)
+
+
+def minimum(a: Value, b: Value) -> Expr:
+    """The lesser; NaN if either is NaN."""
+    from .expr import binary
+
+    return binary("min", a, b)
+
+
+def exp(x: Value) -> Expr:
+    return unary("exp", x)
+
+
+def log(x: Value) -> Expr:
+    return unary("log", x)
+
+
+def tanh(x: Value) -> Expr:
+    return unary("tanh", x)
+
+
+def erf(x: Value) -> Expr:
+    return unary("erf", x)
+
+
+def sigmoid(x: Value) -> Expr:
+    return unary("sigmoid", x)
+
+
+def sqrt(x: Value) -> Expr:
+    return unary("sqrt", x)
+
+
+def rsqrt(x: Value) -> Expr:
+    return unary("rsqrt", x)
+
+
+def abs(x: Value) -> Expr:
+    return unary("abs", x)
+
+
+def floor(x: Value) -> Expr:
+    return unary("floor", x)
+
+
+def isnan(x: Value) -> Expr:
+    return unary("isnan", x, bool_)
+
+
+def finite(x: Value) -> Expr:
+    """True for anything but NaN and the infinities."""
+    return unary("finite", x, bool_)
+
+
+__all__ = [
+    "Cast", "LogSumExp", "Reduce", "Scan", "ScatterAdd", "SoftmaxSum", "TopK",
+    "abs", "any", "argmax", "erf", "exp", "finite", "floor", "isnan", "log", "log_sum_exp", "max",
+    "maximum", "mean", "min", "minimum", "prod", "rsqrt", "scan", "scatter_add", "sigmoid",
+    "softmax_sum", "sqrt", "sum", "tanh", "top_k", "where",
+]  # fmt: skip

@@ -1,0 +1,128 @@
+"""A traced declaration: the tensors it defines, in order, with their contract checks.
+
+Tracing hoists every form (reduction, scan, …) out of the expression around it into a `Stage` of
+its own, so that each stage is either pointwise or one form over pointwise operands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from .dtypes import DType, i64
+from .expr import Axis, DimRef, Expr, Input, Read, ScalarRef, Size, Stage, Tensor, free_axes, walk
+from .expr import rebuild as rebuild_node
+from .forms import Scan
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """A contract check: `condition` must hold at launch; the message is "needs …, got …"."""
+
+    condition: Expr | bool
+    needs: str
+    got: tuple[tuple[str, Expr | int | float], ...]
+
+
+@dataclass(frozen=True)
+class Graph:
+    """One specialisation of a declaration, ready to evaluate or lower.
+
+    `dims` are the dynamic dims in order; packs appear expanded (`rows.0`, `rows.1`, …).
+    """
+
+    name: str
+    inputs: tuple[Input, ...]
+    scalars: tuple[ScalarRef, ...]
+    dims: tuple[DimRef, ...]
+    stages: tuple[Stage, ...]
+    outputs: tuple[Stage, ...]
+    requirements: tuple[Requirement, ...]
+    index_checks: tuple[tuple[Input, Size], ...] = ()
+
+    def intermediates(self) -> tuple[Stage, ...]:
+        return tuple(s for s in self.stages if s not in self.outputs)
+
+    def consumers(self, tensor: Tensor) -> tuple[Stage, ...]:
+        return tuple(s for s in self.stages if tensor in reads(s.expr))
+
+
+def reads(node: Expr) -> tuple[Tensor, ...]:
+    """The tensors an expression reads, in order of first appearance."""
+    return tuple(dict.fromkeys(n.tensor for n in walk(node) if isinstance(n, Read)))
+
+
+@dataclass
+class Hoister:
+    """Turns nested forms into stages; memoised by node identity, so sharing is kept."""
+
+    stages: list[Stage] = field(default_factory=list)
+    _done: dict[int, tuple[Expr, Expr]] = field(default_factory=dict)
+    _names: dict[str, int] = field(default_factory=dict)
+
+    def name(self, stem: str) -> str:
+        count = self._names.get(stem, 0)
+        self._names[stem] = count + 1
+        return stem if count == 0 else f"{stem}_{count}"
+
+    def define(
+        self, name: str, axes: tuple[Axis, ...], expr: Expr, dtype: DType | None = None
+    ) -> Stage:
+        """A new stage holding `expr` over `axes`."""
+        body = self.visit(expr, root=True)
+        goal = dtype or body.dtype
+        if goal != body.dtype and _is_form(body):
+            body = self.visit(expr)
+        body = goal(body)
+        shape = tuple(a.extent for a in axes)
+        stage = Stage(self.name(name), shape, goal, axes=axes, expr=body)
+        self.stages.append(stage)
+        return stage
+
+    def visit(self, node: Expr, root: bool = False) -> Expr:
+        found = self._done.get(id(node))
+        if found is not None and not (root and _is_form(node)):
+            return found[1]
+        placeholders = _placeholders(node) if isinstance(node, Scan) else ()
+        children = tuple(
+            child if _touches(child, placeholders) else self.visit(child, root=_keeps_root(node))
+            for child in node.children()
+        )
+        result = rebuild_node(node, children) if children else node
+        if _is_form(result) and not root:
+            axes = free_axes(result)
+            stem = type(result).__name__.lower()
+            stage = self.define(getattr(result, "op", stem), axes, result)
+            result = Read(stage, axes, None, stage.dtype)
+        if not root:
+            self._done[id(node)] = (node, result)
+        return result
+
+
+def _is_form(node: Expr) -> bool:
+    from .expr import Form
+
+    return isinstance(node, Form)
+
+
+def _keeps_root(node: Expr) -> bool:
+    """LogSumExp keeps the form below it: the two are one stage of work."""
+    from .forms import LogSumExp
+
+    return isinstance(node, LogSumExp)
+
+
+def _placeholders(scan: Scan) -> tuple[Tensor, ...]:
+    return (scan.state, scan.after)
+
+
+def _touches(node: Expr, tensors: Iterable[Tensor]) -> bool:
+    wanted = {id(t) for t in tensors}
+    return bool(wanted) and any(isinstance(n, Read) and id(n.tensor) in wanted for n in walk(node))
+
+
+def size(value: Size) -> Expr:
+    """A dim size as an expression."""
+    from .expr import as_expr
+
+    return as_expr(value, i64)

@@ -1,0 +1,77 @@
+"""Expressions over dims and scalars as source text: Python for the runtime, C for headers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any
+
+from .dtypes import i64
+from .errors import DeclarationError
+from .expr import Binary, Cast, Const, DimRef, Expr, ScalarRef, Select, Unary, as_expr, binary
+
+_PYTHON = {
+    "add": "({} + {})", "sub": "({} - {})", "mul": "({} * {})", "div": "({} / {})",
+    "floordiv": "({} // {})", "mod": "({} % {})", "max": "max({}, {})", "min": "min({}, {})",
+    "lt": "({} < {})", "le": "({} <= {})", "gt": "({} > {})", "ge": "({} >= {})",
+    "eq": "({} == {})", "ne": "({} != {})", "and": "({} and {})", "or": "({} or {})",
+}  # fmt: skip
+_C = _PYTHON | {
+    "floordiv": "({} / {})", "max": "RUDNN_MAX({}, {})", "min": "RUDNN_MIN({}, {})",
+    "and": "({} && {})", "or": "({} || {})",
+}  # fmt: skip
+
+
+def identifier(name: str) -> str:
+    """A dim or tensor name as an identifier (`rows.0` → `rows_0`)."""
+    return name.replace(".", "_")
+
+
+def source(node: Expr | int | float | bool, language: str = "python") -> str:
+    """`node` as an expression of Python or C over the names of dims and scalars."""
+    if not isinstance(node, Expr):
+        return repr(node)
+    if isinstance(node, Const):
+        return repr(node.value)
+    if isinstance(node, (DimRef, ScalarRef)):
+        return identifier(node.name)
+    if isinstance(node, Cast):
+        return source(node.a, language)
+    if isinstance(node, Binary):
+        table = _PYTHON if language == "python" else _C
+        return table[node.op].format(source(node.a, language), source(node.b, language))
+    if isinstance(node, Unary) and language == "python":
+        inner = source(node.a)
+        forms = {"neg": "(-{})", "not": "(not {})", "finite": "isfinite({})", "isnan": "isnan({})",
+                 "abs": "abs({})", "sqrt": "sqrt({})", "floor": "floor({})"}  # fmt: skip
+        if node.op in forms:
+            return forms[node.op].format(inner)
+    if isinstance(node, Select) and language == "python":
+        parts = (source(node.then), source(node.condition), source(node.otherwise))
+        return "({} if {} else {})".format(*parts)
+    raise DeclarationError(f"needs dims and scalars only, got {type(node).__name__}")
+
+
+_GLOBALS: dict[str, Any] = {
+    "__builtins__": {}, "max": max, "min": min, "abs": abs,
+    "isfinite": math.isfinite, "isnan": math.isnan, "sqrt": math.sqrt, "floor": math.floor,
+}  # fmt: skip
+
+
+@lru_cache(maxsize=4096)
+def compiled(text: str) -> Callable[[Mapping[str, Any]], Any]:
+    """A function of the names' values for a source text of `source`."""
+    code = compile(text, "<dims>", "eval")
+    return lambda names: eval(code, _GLOBALS, dict(names))
+
+
+def evaluate(node: Expr | int | float | bool, names: Mapping[str, Any]) -> Any:
+    """The value of an expression for given dims and scalars (keys are identifiers)."""
+    return compiled(source(node))(names) if isinstance(node, Expr) else node
+
+
+def align(value: Expr | int, to: int) -> Expr:
+    """`value` rounded up to a multiple of `to`."""
+    node = as_expr(value, i64)
+    return binary("mul", binary("floordiv", binary("add", node, to - 1), to), to)

@@ -1,0 +1,192 @@
+"""Expressions to TIR: the values that tensor-expression stages are made of.
+
+bf16 and bool are stored as uint16 and uint8 and converted here, so that no target needs to know
+them and the conversion of NaN is ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from .dtypes import DType, bf16, bool_, f32
+from .errors import CompileError
+from .expr import (
+    Axis,
+    Binary,
+    Cast,
+    Const,
+    DimRef,
+    Expr,
+    Read,
+    ScalarRef,
+    Select,
+    Size,
+    Tensor,
+    Unary,
+)
+from .graph import size
+
+Tir = Any
+Reader = Callable[..., Tir]
+
+
+def storage(dtype: DType) -> str:
+    """The element type a tensor has in memory, as TVM spells it."""
+    return {"bfloat16": "uint16", "bool": "uint8"}.get(dtype.name, dtype.name)
+
+
+def decode(value: Tir, dtype: DType) -> Tir:
+    """A stored element as a value: bf16 gives f32, bool a condition."""
+    from tvm import tirx
+
+    if dtype == bf16:
+        bits = tirx.shift_left(value.astype("uint32"), tirx.const(16, "uint32"))
+        return tirx.reinterpret("float32", bits)
+    if dtype == bool_:
+        return value != tirx.const(0, "uint8")
+    return value
+
+
+def encode(value: Tir, dtype: DType) -> Tir:
+    """A value as a stored element; f32 → bf16 rounds to nearest even and keeps NaN."""
+    from tvm import tirx
+
+    if dtype == bool_:
+        return value.astype("uint8")
+    if dtype != bf16:
+        return value
+    bits = tirx.reinterpret("uint32", value)
+    low = tirx.bitwise_and(tirx.shift_right(bits, tirx.const(16, "uint32")), _u32(1))
+    rounded = tirx.shift_right(bits + _u32(0x7FFF) + low, _u32(16))
+    quiet = tirx.bitwise_or(tirx.shift_right(bits, _u32(16)), _u32(0x40))
+    magnitude = tirx.bitwise_and(bits, _u32(0x7FFFFFFF))
+    is_nan = magnitude > _u32(0x7F800000)
+    return tirx.Select(is_nan, quiet, rounded).astype("uint16")
+
+
+def _u32(value: int) -> Tir:
+    from tvm import tirx
+
+    return tirx.const(value, "uint32")
+
+
+@dataclass
+class Lowering:
+    """Where expressions find their leaves: readers of tensors, variables of dims and scalars.
+
+    `math` maps names of elementary functions to TIR builders of one f32 argument.
+    """
+
+    dims: dict[str, Tir]
+    scalars: dict[str, Tir]
+    math: Mapping[str, Callable[[Tir], Tir]]
+    readers: dict[int, Reader] = field(default_factory=dict)
+
+    def size(self, value: Size) -> Tir:
+        return self.expr(size(value), {})
+
+    def expr(self, node: Expr, env: Mapping[Axis, Tir], memo: dict[int, Tir] | None = None) -> Tir:
+        """`node` as TIR, axes taken from `env`."""
+        memo = {} if memo is None else memo
+        found = memo.get(id(node))
+        if found is None:
+            found = memo[id(node)] = self._expr(node, env, memo)
+        return found
+
+    def _expr(self, node: Expr, env: Mapping[Axis, Tir], memo: dict[int, Tir]) -> Tir:
+        from tvm import tirx
+
+        def go(child: Expr) -> Tir:
+            return self.expr(child, env, memo)
+
+        if isinstance(node, Const):
+            return constant(node.value, node.dtype)
+        if isinstance(node, Axis):
+            return env[node]
+        if isinstance(node, DimRef):
+            return self.dims[node.name]
+        if isinstance(node, ScalarRef):
+            return self.scalars[node.name]
+        if isinstance(node, Cast):
+            return convert(go(node.a), node.a.dtype, node.dtype)
+        if isinstance(node, Unary):
+            return self._unary(node, go(node.a))
+        if isinstance(node, Binary):
+            return _binary(node, go(node.a), go(node.b))
+        if isinstance(node, Select):
+            return tirx.Select(go(node.condition), go(node.then), go(node.otherwise))
+        if isinstance(node, Read):
+            return self.read(node.tensor, [go(i) for i in node.index], node.fill)
+        raise CompileError(f"needs a pointwise expression, got {type(node).__name__}")
+
+    def read(self, tensor: Tensor, index: list[Tir], fill: float | int | None = None) -> Tir:
+        """The element of `tensor` at `index`, decoded; outside the shape it is `fill`."""
+        from tvm import tirx
+
+        reader = self.readers[id(tensor)]
+        if fill is None:
+            return decode(reader(*index), tensor.dtype)
+        inside = tirx.const(True, "bool")
+        for i, extent in zip(index, tensor.shape, strict=True):
+            zero = tirx.const(0, "int64")
+            inside = tirx.all(inside, i >= zero, i < self.size(extent))
+        value_type = f32 if tensor.dtype == bf16 else tensor.dtype
+        other = constant(fill, value_type)
+        return tirx.if_then_else(inside, decode(reader(*index), tensor.dtype), other)
+
+    def _unary(self, node: Unary, a: Tir) -> Tir:
+        from tvm import tirx
+
+        simple = {
+            "neg": lambda x: -x, "abs": tirx.abs, "floor": tirx.floor, "isnan": tirx.isnan,
+            "sqrt": tirx.sqrt, "not": tirx.Not,
+            "rsqrt": lambda x: tirx.const(1.0, "float32") / tirx.sqrt(x),
+            "finite": lambda x: tirx.abs(x) <= tirx.const(3.4028234663852886e38, "float32"),
+        }  # fmt: skip
+        fn = simple.get(node.op) or self.math.get(node.op)
+        if fn is None:
+            raise CompileError(f"needs an elementary function, got {node.op}")
+        return fn(a)
+
+
+def constant(value: float | int | bool, dtype: DType) -> Tir:
+    """A literal; infinities and NaN included."""
+    from tvm import tirx
+
+    if dtype == bool_:
+        return tirx.const(bool(value), "bool")
+    if dtype == bf16:
+        return tirx.const(float(value), "float32")
+    return tirx.const(float(value) if dtype.is_float else int(value), dtype.name)
+
+
+def convert(value: Tir, source: DType, goal: DType) -> Tir:
+    """A value of one type as another; bf16 values are held as f32 until stored."""
+    if goal == bf16:
+        return value if source in (bf16, f32) else value.astype("float32")
+    if goal == bool_:
+        from tvm import tirx
+
+        return value != tirx.const(0, source.name if source != bf16 else "float32")
+    if source == bf16 and goal == f32:
+        return value
+    return value.astype(goal.name)
+
+
+def _binary(node: Binary, a: Tir, b: Tir) -> Tir:
+    from tvm import tirx
+
+    op = node.op
+    if op in ("max", "min") and node.dtype.is_float:
+        picked = tirx.max(a, b) if op == "max" else tirx.min(a, b)
+        return tirx.Select(tirx.any(tirx.isnan(a), tirx.isnan(b)), a + b, picked)
+    table: dict[str, Callable[[Tir, Tir], Tir]] = {
+        "add": lambda x, y: x + y, "sub": lambda x, y: x - y, "mul": lambda x, y: x * y,
+        "div": lambda x, y: x / y, "floordiv": tirx.floordiv, "mod": tirx.floormod,
+        "max": tirx.max, "min": tirx.min, "lt": lambda x, y: x < y, "le": lambda x, y: x <= y,
+        "gt": lambda x, y: x > y, "ge": lambda x, y: x >= y, "eq": lambda x, y: x == y,
+        "ne": lambda x, y: x != y, "and": tirx.all, "or": tirx.any,
+    }  # fmt: skip
+    return table[op](a, b)

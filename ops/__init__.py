@@ -1,0 +1,1 @@
+"""The operators, a file a family: declaration, contract checks, strategies. No target is named."""

@@ -1,0 +1,74 @@
+"""Softmax, layer norm and RMS norm over the last axis, with their backward.
+
+Statistics are f32 whatever the storage; gamma and beta are f32 (guide §7).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..dsl import In, Out, Param, axes, dim, exp, f32, finite, max, mean, op, require, rsqrt, sum
+from ..dsl import tensor as keep
+from ..dsl.errors import NormalizationError
+
+_EXAMPLE = {"rows": (64,), "H": 1024}
+
+
+def _positive(epsilon: Any) -> None:
+    require(finite(epsilon) & (epsilon > 0), "epsilon finite and > 0", epsilon=epsilon)
+
+
+def _not_empty() -> None:
+    require(dim("H") > 0, "a last axis that is not empty", H=dim("H"))
+
+
+@op(out=Out("*rows", "H"), static=("H",), example=_EXAMPLE, error=NormalizationError)
+def softmax_last_axis(x: Any = In("*rows", "H")) -> Any:
+    """exp(x − max x) / Σ exp(x − max x) over the last axis.
+
+    A row with NaN or +inf, or of only −inf, is NaN, as torch's.
+    """
+    _not_empty()
+    r, h = axes("*rows", "H")
+    top = max(x[r, h], over=h, nan="ignore")
+    weight = keep("weight", (r, h), exp(x[r, h] - top))
+    return weight[r, h] * (1 / sum(weight[r, h], over=h))
+
+
+@op(out=Out("*rows", "H"), static=("H",), example=_EXAMPLE, error=NormalizationError)
+def softmax_last_axis_backward(grad: Any = In("*rows", "H"), y: Any = In("*rows", "H")) -> Any:
+    """The gradient of `softmax_last_axis` from its result: y · (grad − Σ grad · y)."""
+    _not_empty()
+    r, h = axes("*rows", "H")
+    inner = sum(grad[r, h] * y[r, h], over=h)
+    return y[r, h] * (grad[r, h] - inner)
+
+
+@op(out=Out("*rows", "H"), static=("H",), example=_EXAMPLE, error=NormalizationError)
+def layer_norm(
+    x: Any = In("*rows", "H"),
+    gamma: Any = In("H", dtype=f32),
+    beta: Any = In("H", dtype=f32, optional=True),
+    *,
+    epsilon: Any = Param(1e-5),
+) -> Any:
+    """(x − mean) / √(var + ε) · γ + β over the last axis, two passes for the statistics."""
+    _positive(epsilon)
+    _not_empty()
+    r, h = axes("*rows", "H")
+    centre = mean(x[r, h], over=h)
+    variance = mean((x[r, h] - centre) ** 2, over=h)
+    scaled = (x[r, h] - centre) * rsqrt(variance + epsilon) * gamma[h]
+    return scaled if beta is None else scaled + beta[h]
+
+
+@op(out=Out("*rows", "H"), static=("H",), example=_EXAMPLE, error=NormalizationError)
+def rms_norm(
+    x: Any = In("*rows", "H"), gamma: Any = In("H", dtype=f32), *, epsilon: Any = Param(1e-6)
+) -> Any:
+    """x / √(mean x² + ε) · γ over the last axis."""
+    _positive(epsilon)
+    _not_empty()
+    r, h = axes("*rows", "H")
+    square = mean(f32(x[r, h]) ** 2, over=h)
+    return x[r, h] * rsqrt(square + epsilon) * gamma[h]

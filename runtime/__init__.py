@@ -1,0 +1,1 @@
+"""Devices, queues, tensors, workspaces, the compile cache and the targets."""

@@ -1,0 +1,198 @@
+"""The kinds of array a call takes: NumPy arrays, torch tensors, `rudnn.Tensor`s."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, Protocol
+
+import numpy as np
+
+from ..dsl.dtypes import BY_NAME, DType, dtype_of
+from ..dsl.errors import DeviceError, OperatorError
+from .device import Device, Queue, current_queue, host
+
+Layout = tuple[Any, tuple[int, ...], tuple[int, ...]]
+
+
+class Kind(Protocol):
+    """How to look into one kind of array; strides count elements."""
+
+    name: str
+
+    def layout(self, x: Any) -> Layout:
+        """(dtype object, shape, strides): hashable, what a call plan depends on."""
+
+    def dtype(self, native: Any) -> DType | None:
+        """The element type for a dtype object, None if there is no such type here."""
+
+    def strides(self, x: Any) -> tuple[int, ...] | None:
+        """Strides in elements; None where they are not whole (the array must be copied)."""
+
+    def pointer(self, x: Any) -> int:
+        """Address of the first element."""
+
+    def empty(self, shape: Sequence[int], dtype: DType) -> Any:
+        """A new contiguous array."""
+
+    def contiguous(self, x: Any) -> Any:
+        """A contiguous copy."""
+
+    def assign(self, target: Any, source: Any) -> None:
+        """Copy elements."""
+
+    def writeable(self, x: Any) -> bool:
+        """Whether results may be stored in `x`."""
+
+    def bounds(self, x: Any) -> tuple[int, int]:
+        """First and past-the-last address that the elements of `x` span."""
+
+    def device(self, x: Any) -> Device:
+        """Where it lives."""
+
+    def queue(self, x: Any) -> Queue:
+        """The queue its work is ordered on."""
+
+    def numpy(self, x: Any) -> np.ndarray[Any, Any]:
+        """A NumPy view (no copy)."""
+
+
+class NumPyKind:
+    """`numpy.ndarray`."""
+
+    name = "numpy"
+
+    def layout(self, x: Any) -> Layout:
+        return x.dtype, x.shape, x.strides
+
+    def dtype(self, native: Any) -> DType | None:
+        return dtype_of(native.name) if native.isnative else None
+
+    def strides(self, x: Any) -> tuple[int, ...] | None:
+        size = x.itemsize
+        if any(s % size for s in x.strides):
+            return None
+        return tuple(s // size for s in x.strides)
+
+    def pointer(self, x: Any) -> int:
+        return x.__array_interface__["data"][0]  # type: ignore[no-any-return]
+
+    def empty(self, shape: Sequence[int], dtype: DType) -> Any:
+        return np.empty(shape, dtype.numpy)
+
+    def contiguous(self, x: Any) -> Any:
+        return np.array(x, order="C", copy=True, subok=False)
+
+    def assign(self, target: Any, source: Any) -> None:
+        target[...] = source
+
+    def writeable(self, x: Any) -> bool:
+        return bool(x.flags.writeable)
+
+    def bounds(self, x: Any) -> tuple[int, int]:
+        try:
+            from numpy.lib.array_utils import byte_bounds
+        except ImportError:  # NumPy 1
+            from numpy import byte_bounds  # type: ignore[attr-defined,no-redef]
+        return byte_bounds(x)
+
+    def device(self, x: Any) -> Device:
+        return host()
+
+    def queue(self, x: Any) -> Queue:
+        return current_queue(host())
+
+    def numpy(self, x: Any) -> np.ndarray[Any, Any]:
+        return x  # type: ignore[no-any-return]
+
+
+class TorchKind:
+    """`torch.Tensor` on the CPU."""
+
+    name = "torch"
+
+    def layout(self, x: Any) -> Layout:
+        return x.dtype, x.shape, x.stride()
+
+    def dtype(self, native: Any) -> DType | None:
+        return dtype_of(str(native).removeprefix("torch."))
+
+    def strides(self, x: Any) -> tuple[int, ...]:
+        return x.stride()  # type: ignore[no-any-return]
+
+    def pointer(self, x: Any) -> int:
+        return x.data_ptr()  # type: ignore[no-any-return]
+
+    def empty(self, shape: Sequence[int], dtype: DType) -> Any:
+        return _torch_empty()(shape, dtype=_torch_dtype(dtype.name))
+
+    def contiguous(self, x: Any) -> Any:
+        return x.contiguous()
+
+    def assign(self, target: Any, source: Any) -> None:
+        target.copy_(source)
+
+    def writeable(self, x: Any) -> bool:
+        return True
+
+    def bounds(self, x: Any) -> tuple[int, int]:
+        start = x.data_ptr()
+        if x.numel() == 0:
+            return start, start
+        span = sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True)) + 1
+        return start, start + span * x.element_size()
+
+    def device(self, x: Any) -> Device:
+        if x.device.type != "cpu":
+            raise DeviceError(f"needs tensors on the CPU, got one on {x.device}")
+        return host()
+
+    def queue(self, x: Any) -> Queue:
+        return current_queue(self.device(x))
+
+    def numpy(self, x: Any) -> np.ndarray[Any, Any]:
+        detached = x.detach()
+        if str(x.dtype) == "torch.bfloat16":
+            import torch
+
+            return detached.view(torch.uint16).numpy().view(BY_NAME["bf16"].numpy)  # type: ignore[no-any-return]
+        return detached.numpy()  # type: ignore[no-any-return]
+
+
+@lru_cache(maxsize=1)
+def _torch_empty() -> Any:
+    import torch
+
+    return torch.empty
+
+
+@lru_cache(maxsize=32)
+def _torch_dtype(name: str) -> Any:
+    import torch
+
+    return getattr(torch, name)
+
+
+NUMPY = NumPyKind()
+TORCH = TorchKind()
+_KINDS: dict[type, Kind] = {np.ndarray: NUMPY}
+
+
+def register(cls: type, kind: Kind) -> None:
+    """Take arrays of type `cls`."""
+    _KINDS[cls] = kind
+
+
+def kind_of(x: Any, name: str) -> Kind:
+    """The kind of an array argument. Raises OperatorError for anything else."""
+    found = _KINDS.get(type(x))
+    if found is not None:
+        return found
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(x, torch.Tensor):
+        return _KINDS.setdefault(type(x), TORCH)
+    if isinstance(x, np.ndarray):
+        return NUMPY
+    got = type(x).__name__
+    raise OperatorError(f"needs a NumPy array, torch tensor or rudnn.Tensor for {name}, got {got}")

@@ -1,0 +1,135 @@
+"""From a specialisation to a launchable kernel: memory cache, disk cache, compiler."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from ..dsl.graph import Graph
+from ..dsl.identity import describe
+from .cache import DiskCache
+from .driver import Artifact
+from .plan import LaunchPlan
+from .targets import parse
+from .tvm_check import PINS
+
+
+@dataclass(frozen=True)
+class Executable:
+    """A loaded kernel: `launch(packed arguments, thread cap)` returns 0 on success."""
+
+    plan: LaunchPlan
+    launch: Callable[[bytes, int], int]
+
+
+@lru_cache(maxsize=1)
+def fingerprint() -> str:
+    """A digest of everything that turns a graph into machine code: our own sources and the pins."""
+    from .. import dsl, runtime, schedules
+
+    digest = hashlib.sha256(repr(PINS).encode())
+    for package in (dsl, schedules, runtime):
+        folder = Path(package.__path__[0])
+        for path in sorted(p for p in folder.rglob("*") if p.suffix in (".py", ".c", ".h")):
+            digest.update(str(path.relative_to(folder)).encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+_LOCK = threading.Lock()
+_DISK: DiskCache | None = None
+
+
+def disk_cache() -> DiskCache:
+    """The compile cache on disk."""
+    global _DISK
+    if _DISK is None:
+        _DISK = DiskCache()
+    return _DISK
+
+
+def key_of(graph: Graph, unit: frozenset[str], target: str) -> str:
+    """The cache key of one kernel."""
+    kind, arch = parse(target)
+    parts = (fingerprint(), target, kind.identity(arch), describe(graph), " ".join(sorted(unit)))
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def executable(graph: Graph, unit: frozenset[str], target: str = "llvm") -> Executable:
+    """The kernel for a graph whose tensors in `unit` have a last stride of 1.
+
+    From the disk cache if it is there and sound, else compiled and stored. Raises CompileError.
+    """
+    kind, _ = parse(target)
+    driver, cache = kind.driver(), disk_cache()
+    key = key_of(graph, unit, target)
+    stored = _stored(key, cache, driver)
+    if stored is not None:
+        return stored
+    with _compiling(key):
+        stored = _stored(key, cache, driver)
+        if stored is not None:
+            return stored
+        artifact = build(graph, unit, target, f"rudnn_{graph.name}_{key[:8]}")
+        manifest = {"plan": artifact.plan.to_json(), "binary": artifact.binary,
+                    "op": graph.name, "target": target}  # fmt: skip
+        entry = cache.put(key, manifest, artifact.files)
+        launch = driver.load(entry.file(artifact.binary), artifact.plan, cache)
+        return Executable(artifact.plan, launch)
+
+
+def build(graph: Graph, unit: frozenset[str], target: str, entry: str) -> Artifact:
+    """Compile a graph, without any cache."""
+    kind, arch = parse(target)
+    return kind.compile(schedule(graph, unit, target), entry, arch, disk_cache())
+
+
+def schedule(graph: Graph, unit: frozenset[str], target: str) -> Any:
+    """The scheduled program of a graph."""
+    from ..schedules.program import build as build_program
+    from .tvm_check import check_versions
+
+    check_versions()
+    kind, arch = parse(target)
+    return build_program(graph, kind.rules(), kind.capability(arch), unit)
+
+
+def _stored(key: str, cache: DiskCache, driver: Any) -> Executable | None:
+    entry = cache.get(key)
+    if entry is None:
+        return None
+    try:
+        plan = LaunchPlan.from_json(entry.manifest["plan"])
+        return Executable(plan, driver.load(entry.file(entry.manifest["binary"]), plan, cache))
+    except (KeyError, TypeError, ValueError):
+        cache.remove(key)
+        return None
+
+
+_IN_PROGRESS: dict[str, threading.Lock] = {}
+
+
+def _compiling(key: str) -> threading.Lock:
+    """One thread compiles a kernel, others wait for it; other processes may do it twice."""
+    with _LOCK:
+        return _IN_PROGRESS.setdefault(key, threading.Lock())
+
+
+def _after_fork() -> None:
+    global _LOCK
+    _LOCK = threading.Lock()
+    _IN_PROGRESS.clear()
+
+
+def _register_fork() -> None:
+    import os
+
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=_after_fork)
+
+
+_register_fork()

@@ -1,0 +1,176 @@
+"""Scheduled kernels to one object file with a plain C entry.
+
+The stock pipeline ends in TVM's packed calling convention. Here all kernels of a program become
+the body of one function `int32_t entry(const int64_t *args)` that unpacks its arguments itself,
+so that what Python runs is what a C program links.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ....dsl.dtypes import DType
+from ....dsl.errors import CompileError
+from ....dsl.graph import Graph
+from ....dsl.host import identifier, source
+from ....dsl.lower import Lowering, storage
+from ....schedules.program import Program
+from ...plan import LaunchPlan, Slot
+
+_DL_CPU = 1
+_PARTITION = {
+    "partition_const_loop": True,
+    "no_unroll_loop_with_extent_one": True,
+    "unroll_loop_with_partition_hint_no_interval": False,
+}
+
+
+def lower(program: Program, entry: str, target: Any) -> tuple[Any, LaunchPlan]:
+    """The program as an IRModule holding `entry`, and its launch plan."""
+    import tvm
+
+    bodies = []
+    with tvm.transform.PassContext(config={"s_tir.LoopPartition": _PARTITION}):
+        for kernel in program.kernels:
+            module = _loop_passes(target)(tvm.IRModule({"main": kernel.function}))
+            bodies.append(module["main"])
+    slots = _slots(program)
+    function = _entry(program, bodies, slots).with_attr("global_symbol", entry)
+    module = _final_passes()(tvm.IRModule({entry: function.with_attr("target", target)}))
+    kernels = tuple((k.name, k.rule, repr(k.config)) for k in program.kernels)
+    plan = LaunchPlan(
+        entry, slots, source(program.workspace.total), source(work(program.graph)), kernels
+    )
+    return module, plan
+
+
+def build(module: Any, target: Any) -> Any:
+    """The module's machine code, a TVM runtime module (writes `.o`, shows LLVM IR)."""
+    import tvm
+
+    try:
+        return tvm.get_global_func("target.build.llvm")(module, target)
+    except Exception as error:  # TVM raises several kinds here
+        raise CompileError(f"LLVM refused the kernel: {error}") from error
+
+
+def work(graph: Graph) -> Any:
+    """Elements touched by all stages, reduced axes included: decides how many threads to use."""
+    from ....dsl.dtypes import i64
+    from ....dsl.expr import Form, Size, as_expr, binary
+
+    total: Any = as_expr(0, i64)
+    for stage in graph.stages:
+        points: Size = 1
+        over = stage.expr.over if isinstance(stage.expr, Form) else ()
+        for axis in (*stage.axes, *(a for a in over if a not in stage.axes)):
+            points = binary("mul", as_expr(axis.extent, i64), points)
+        total = binary("add", total, points)
+    return total
+
+
+def _loop_passes(target: Any) -> Any:
+    """Blocks to loops: the CPU part of TVM's pipeline, 64-bit indices kept."""
+    import tvm
+    from tvm import s_tir, tirx
+
+    s, t = s_tir.transform, tirx.transform
+    return tvm.ir.transform.Sequential([
+        t.BindTarget(target), s.CanonicalizeLoop(), s.LowerInitBlock(),
+        s.PlanAndUpdateBufferAllocationLocation(), s.ConvertBlocksToOpaque(),
+        s.CompactBufferAllocation(), s.LowerMatchBuffer(), s.StmtSimplify(), s.LowerOpaqueBlock(),
+        t.FlattenBuffer(), s.LoopPartition(), t.VectorizeLoop(True), t.StorageRewrite(),
+        s.HoistIfThenElse(), t.UnrollLoop(), s.RenormalizeSplitPattern(), t.StmtSimplify(),
+        t.RemoveNoOp(), s.RewriteUnsafeSelect(), t.CommonSubexprElim(),
+    ])  # fmt: skip
+
+
+def _final_passes() -> Any:
+    import tvm
+    from tvm import tirx
+
+    t = tirx.transform
+    return tvm.ir.transform.Sequential([t.LowerTVMBuiltin(), t.LowerIntrin()])
+
+
+def _slots(program: Program) -> tuple[Slot, ...]:
+    graph = program.graph
+    tensors = (*graph.inputs, *graph.outputs)
+    slots = [Slot("dim", d.name) for d in graph.dims]
+    slots += [Slot("pointer", t.name, dtype=t.dtype.name) for t in tensors]
+    for tensor in tensors:
+        for axis, stride in enumerate(program.strides[tensor.name]):
+            if not hasattr(stride, "value"):
+                slots.append(Slot("stride", tensor.name, axis))
+    slots += [Slot("scalar", s.name, dtype=s.dtype.name) for s in graph.scalars]
+    if program.workspace.offsets:
+        slots.append(Slot("workspace", "workspace"))
+    return tuple(slots)
+
+
+def _entry(program: Program, bodies: list[Any], slots: tuple[Slot, ...]) -> Any:
+    """One function: unpack the arguments, then the kernels' bodies in order."""
+    from tvm import tirx
+    from tvm.ir import PointerType, PrimType, StringImm
+    from tvm.tirx.stmt import Return
+
+    args = tirx.Var("args", PointerType(PrimType("int64")))
+    array = tirx.decl_buffer(
+        (tirx.IntImm("int64", max(1, len(slots))),), "int64", "args", data_alignment=8
+    )
+    statements: list[Any] = [tirx.DeclBuffer(array, data=args)]
+    pointers: dict[str, Any] = {}
+    workspace: Any = None
+    for i, slot in enumerate(slots):
+        value = array[tirx.IntImm("int64", i)]
+        if slot.kind == "dim":
+            statements.append(tirx.Bind(program.dims[slot.name], value))
+        elif slot.kind == "stride":
+            statements.append(tirx.Bind(program.strides[slot.name][slot.axis], value))
+        elif slot.kind == "scalar":
+            scalar = program.scalars[slot.name]
+            statements.append(tirx.Bind(scalar, _unpack(value, slot.dtype)))
+        elif slot.kind == "workspace":
+            workspace = value
+        else:
+            pointers[slot.name] = value
+    lowering = Lowering(program.dims, program.scalars, {})
+    for stage, offset in program.workspace.offsets:
+        pointers[stage.name] = workspace + lowering.expr(offset, {})
+    bound: dict[str, Any] = {}
+    for kernel, body in zip(program.kernels, bodies, strict=True):
+        for tensor, param in zip(kernel.tensors, body.params, strict=False):
+            if tensor.name not in bound:
+                pointer = tirx.Var(
+                    f"{identifier(tensor.name)}_data", PointerType(_element(tensor.dtype))
+                )
+                statements.append(tirx.Bind(pointer, _as_pointer(pointers[tensor.name], pointer)))
+                bound[tensor.name] = pointer
+            statements.append(tirx.DeclBuffer(param, data=bound[tensor.name]))
+        statements.append(body.body)
+    statements.append(Return(tirx.IntImm("int32", 0)))
+    body: Any = tirx.SeqStmt(statements)
+    for key, number in (("device_id", 0), ("device_type", _DL_CPU)):
+        body = tirx.AttrStmt(StringImm("default"), key, tirx.IntImm("int32", number), body)
+    function = tirx.PrimFunc([args], body, ret_type=PrimType("int32"))
+    return function.with_attr("tirx.noalias", True).with_attr("calling_conv", 0)
+
+
+def _element(dtype: DType) -> Any:
+    from tvm.ir import PrimType
+
+    return PrimType(storage(dtype))
+
+
+def _as_pointer(value: Any, variable: Any) -> Any:
+    import tvm
+
+    return tvm.ir.Call(tvm.ir.Op.get("tirx.reinterpret"), [value], ret_ty=variable.ty)
+
+
+def _unpack(value: Any, dtype: str) -> Any:
+    from tvm import tirx
+
+    if dtype == "float32":
+        return tirx.reinterpret("float32", tirx.Cast("int32", value))
+    return value if dtype == "int64" else tirx.Cast(dtype, value)

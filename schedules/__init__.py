@@ -1,0 +1,1 @@
+"""How a declaration becomes a fast loop nest: patterns, capability records, rules, configs."""

@@ -1,0 +1,55 @@
+"""Anything else that is reductions and pointwise stages: right first, parallel where that is free."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ...dsl import forms
+from ..capability import Capability
+from ..emit import Emitter, masked, reducer
+from ..group import Group, is_map
+from ..rule import Config, Rejection, check
+from .loops import fuse_all
+
+
+class Fallback:
+    """Each stage a plain loop nest, parallel over its kept axes."""
+
+    name = "fallback"
+
+    def match(self, group: Group, caps: Capability) -> Rejection | None:
+        return check(
+            all(is_map(s) or isinstance(s.expr, forms.Reduce) for s in group.stages),
+            "needs reductions and pointwise stages only",
+        )
+
+    def default(self, group: Group, caps: Capability) -> Config:
+        return Config()
+
+    def space(self, group: Group, caps: Capability) -> Iterator[Config]:
+        yield self.default(group, caps)
+
+    def lower(self, emitter: Emitter, group: Group, caps: Capability, config: Config) -> Any:
+        names = []
+        for stage in group.stages:
+            if is_map(stage):
+                made = emitter.pointwise(stage)
+            else:
+                made = _reduction(emitter, stage)
+            names.append((made.op.name, len(stage.axes)))
+            if stage in group.outputs:
+                emitter.publish(stage, made)
+        sch = emitter.schedule()
+        for name, rank in names:
+            if rank:
+                sch.parallel(fuse_all(sch, sch.get_loops(sch.get_sblock(name))[:rank]))
+        return sch
+
+
+def _reduction(emitter: Emitter, stage: Any) -> Any:
+    node = stage.expr
+    body, fold = masked(node), reducer(node.op, node.dtype)
+    axes = [emitter.reduce_axis(a) for a in node.over]
+    bound = dict(zip(node.over, axes, strict=True))
+    return emitter.define(stage, lambda *i: fold(emitter.at(body, stage.axes, i, bound), axis=axes))

@@ -1,0 +1,34 @@
+"""Small schedule steps that several rules share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+HINT = "pragma_loop_partition_hint"
+
+
+def vectorize(sch: Any, loop: Any, lanes: int, unroll: int = 1) -> Any:
+    """`for i` → `for o: unrolled for u: vectorised for l`, tail peeled off; returns the outer loop.
+
+    The tail guard is taken out of the main part by TVM's loop partition (hence the hint).
+    """
+    outer, inner = sch.split(loop, [None, lanes * unroll])
+    if unroll > 1:
+        middle, lane = sch.split(inner, [unroll, lanes])
+        sch.unroll(middle)
+    else:
+        lane = inner
+    sch.vectorize(lane)
+    sch.annotate(outer, HINT, True)
+    return outer
+
+
+def fuse_all(sch: Any, loops: list[Any]) -> Any:
+    """One loop for several adjacent ones."""
+    return loops[0] if len(loops) == 1 else sch.fuse(*loops)
+
+
+def static(extent: Any) -> int | None:
+    """A loop extent or size as a number if it is one."""
+    value = getattr(extent, "value", None)
+    return int(value) if value is not None else None

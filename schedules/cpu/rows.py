@@ -1,0 +1,205 @@
+"""Row reductions with the pointwise work around them, all passes over one row while it is cached."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ...dsl import forms
+from ...dsl.expr import Stage
+from ..capability import Capability
+from ..emit import Emitter, combine, identity, masked, reducer
+from ..group import Group, is_map
+from ..rule import Config, Rejection, check, first_rejection
+from .loops import fuse_all, static, vectorize
+
+
+@dataclass(frozen=True)
+class RowsConfig(Config):
+    """`unroll` vectors of partial results per reduction, which hides the latency of the adds."""
+
+    unroll: int = 4
+
+
+@dataclass
+class _Parts:
+    """Block names of one reduction: lane partials, scalar tail, fold of the lanes, the result."""
+
+    partial: str | None
+    tail: str | None
+    folds: list[str]
+    result: str
+
+
+class Rows:
+    """One parallel loop over rows; inside it each reduction keeps a vector of partial results.
+
+    TVM's rfactor loses the guard of a split that does not divide, so the lanes are written into
+    the expression: Σᵢ f(i) = Σ_w Σ_o f(o·W + w) + Σ_t f(tail). The order of additions depends
+    on W alone, hence the same bits on any number of threads.
+    """
+
+    name = "rows"
+
+    def match(self, group: Group, caps: Capability) -> Rejection | None:
+        head = group.head.expr
+        return first_rejection(
+            check(isinstance(head, forms.Reduce), "needs a reduction"),
+            check(all(is_map(s) or isinstance(s.expr, forms.Reduce) for s in group.stages),
+                  "needs reductions and pointwise stages only"),
+            check(bool(group.head.axes), "needs at least one row axis"),
+            check(all(s.axes[: len(group.head.axes)] == group.head.axes for s in group.stages),
+                  "needs every stage over the same rows"),
+            check(not _across(group), "needs the reduced axis innermost in memory"),
+        )  # fmt: skip
+
+    def default(self, group: Group, caps: Capability) -> RowsConfig:
+        return RowsConfig()
+
+    def space(self, group: Group, caps: Capability) -> Iterator[RowsConfig]:
+        for unroll in (4, 1, 2, 8):
+            yield RowsConfig(unroll)
+
+    def lower(self, emitter: Emitter, group: Group, caps: Capability, config: RowsConfig) -> Any:
+        lanes = caps.lanes()
+        parts: dict[str, _Parts] = {}
+        blocks: list[str] = []
+        for stage in group.stages:
+            if is_map(stage):
+                made = emitter.pointwise(stage)
+            else:
+                made, parts[stage.name] = _reduction(emitter, stage, lanes, config.unroll)
+            blocks.append(made.op.name)
+            if stage in group.outputs:
+                emitter.publish(stage, made)
+        sch = emitter.schedule()
+        _place(sch, group, [t.op.name for _, t in emitter.results], blocks, parts)
+        for part in parts.values():
+            _vectorize_reduction(sch, part, lanes)
+        rank = 1
+        for name in dict.fromkeys([*blocks, *(t.op.name for _, t in emitter.results)]):
+            loops = sch.get_loops(sch.get_sblock(name))
+            if len(loops) > rank:
+                vectorize(sch, loops[-1], lanes, 2)
+        return sch
+
+
+def _across(group: Group) -> bool:
+    from ..group import innermost
+
+    for stage in group.stages:
+        node = stage.expr
+        if isinstance(node, forms.Reduce):
+            inner = innermost(node)
+            if set(stage.axes) & inner and not set(node.over) & inner:
+                return True
+    return False
+
+
+def _reduction(emitter: Emitter, stage: Stage, lanes: int, unroll: int) -> tuple[Any, _Parts]:
+    """The TE stages of one reduction (see `Rows`)."""
+    node = stage.expr
+    assert isinstance(node, forms.Reduce)
+    body, last = masked(node), node.over[-1]
+    rows = [emitter.size(e) for e in stage.shape]
+    count = emitter.size(last.extent)
+    known = static(count)
+    width = lanes * unroll
+    if known is not None and known < width:
+        width = lanes if known >= lanes else 0
+    fold = reducer(node.op, node.dtype)
+
+    def over(index: Any, last_at: Any, extra: list[Any]) -> Any:
+        bound = dict(zip(node.over[:-1], extra, strict=True)) | {last: last_at}
+        return emitter.at(body, stage.axes, index, bound)
+
+    main = emitter.index(0) if width == 0 else count // width
+    partial = tail = None
+    folds: list[str] = []
+    value: list[Any] = []
+    if width:
+        outer = emitter.reduce_axis(last, main)
+        others = [emitter.reduce_axis(a) for a in node.over[:-1]]
+        partial = emitter.compute(
+            [*rows, emitter.index(width)],
+            lambda *i: fold(over(i[:-1], outer * width + i[-1], others), axis=[*others, outer]),
+            f"{stage.name}_lanes",
+        )
+        current = partial
+        if width > lanes:
+            group = emitter.reduce_axis(last, emitter.index(width // lanes))
+            current = emitter.compute(
+                [*rows, emitter.index(lanes)],
+                lambda *i: fold(partial(*i[:-1], group * lanes + i[-1]), axis=group),
+                f"{stage.name}_fold",
+            )
+            folds.append(current.op.name)
+        lane = emitter.reduce_axis(last, emitter.index(lanes))
+        total = emitter.compute(
+            rows, lambda *i: fold(current(*i, lane), axis=lane), f"{stage.name}_total"
+        )
+        folds.append(total.op.name)
+        value.append(total)
+    if known is None or width == 0 or known % width:
+        start = main * width
+        rest = emitter.reduce_axis(last, count - start)
+        others = [emitter.reduce_axis(a) for a in node.over[:-1]]
+        tail = emitter.compute(
+            rows,
+            lambda *i: fold(over(i, start + rest, others), axis=[*others, rest]),
+            f"{stage.name}_tail",
+        )
+        value.append(tail)
+
+    def result(*i: Any) -> Any:
+        if len(value) == 1:
+            return value[0](*i)
+        return combine(node.op, value[0](*i), value[1](*i))
+
+    made = emitter.define(stage, result if value else lambda *i: identity(node.op, node.dtype))
+    return made, _Parts(
+        partial.op.name if partial is not None else None,
+        tail.op.name if tail is not None else None,
+        folds,
+        made.op.name,
+    )
+
+
+def _place(
+    sch: Any, group: Group, results: list[str], blocks: list[str], parts: dict[str, _Parts]
+) -> None:
+    """Bring everything under one parallel loop over rows, anchored at the widest output."""
+    rank = len(group.head.axes)
+    anchor = max(results, key=lambda n: len(sch.get_loops(sch.get_sblock(n))))
+    loops = sch.get_loops(sch.get_sblock(anchor))
+    row = fuse_all(sch, loops[:rank])
+    sch.parallel(row)
+    order: list[str] = []
+    for stage, block in zip(group.stages, blocks, strict=True):
+        part = parts.get(stage.name)
+        if part is not None:
+            order += [n for n in (part.partial, *part.folds, part.tail) if n is not None]
+        order.append(block)
+    for name in reversed(order):
+        if name not in results:
+            sch.compute_at(sch.get_sblock(name), row)
+    for name in results:
+        if name != anchor:
+            sch.reverse_compute_at(sch.get_sblock(name), row)
+
+
+def _vectorize_reduction(sch: Any, part: _Parts, lanes: int) -> None:
+    """`for w, k: lanes[w] ⊕= …` → `for k: unrolled vectors of w`."""
+    for name in (part.partial, *part.folds[:-1]):
+        if name is None:
+            continue
+        block = sch.get_sblock(name)
+        wide, *inner = sch.get_loops(block)[1:]
+        if inner:
+            sch.reorder(*inner, wide)
+        chunks, lane = sch.split(wide, [None, lanes])
+        sch.vectorize(lane)
+        sch.unroll(chunks)
+        if inner:
+            sch.decompose_reduction(block, inner[0])

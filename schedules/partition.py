@@ -1,0 +1,147 @@
+"""Partition: which stages share a kernel.
+
+Decided by patterns alone: a row reduction takes along the pointwise work over the same rows, a
+contraction or a softmax_sum takes its pointwise consumer as an epilogue. What is left is a
+kernel of its own; tensors between kernels live in the workspace.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ..dsl import forms
+from ..dsl.expr import Axis, Expr, Read, Stage, walk
+from ..dsl.graph import Graph, reads
+from .group import Group, contraction, innermost, is_map
+
+
+@dataclass
+class _Cluster:
+    kind: str
+    rows: tuple[Axis, ...]
+    stages: list[Stage] = field(default_factory=list)
+
+
+def _kind(stage: Stage) -> str:
+    node = stage.expr
+    if contraction(node) is not None:
+        return "contraction"
+    if isinstance(node, forms.Reduce):
+        columns = set(stage.axes) & innermost(node)
+        return "columns" if columns and not set(node.over) & innermost(node) else "rows"
+    if isinstance(node, (forms.SoftmaxSum, forms.LogSumExp)):
+        return "softmax_sum"
+    return "map" if is_map(stage) else type(node).__name__.lower()
+
+
+def _reads_at(node: Expr, stage: Stage, axes: tuple[Axis, ...]) -> bool:
+    """Whether every read of `stage` in `node` is at exactly `axes`."""
+    hits = [n for n in walk(node) if isinstance(n, Read) and n.tensor is stage]
+    return all(
+        len(h.index) == len(axes) and all(i is a for i, a in zip(h.index, axes, strict=True))
+        for h in hits
+    )
+
+
+def _joins_rows(cluster: _Cluster, stage: Stage, kind: str) -> bool:
+    """Row work: a row reduction or pointwise stage over the same rows."""
+    if kind not in ("rows", "map") or stage.axes[: len(cluster.rows)] != cluster.rows:
+        return False
+    if kind == "rows" and stage.axes != cluster.rows:
+        return False
+    return all(_reads_at(stage.expr, s, s.axes) or _row_read(stage.expr, s, cluster.rows)
+               for s in cluster.stages if s in reads(stage.expr))  # fmt: skip
+
+
+def _row_read(node: Expr, stage: Stage, rows: tuple[Axis, ...]) -> bool:
+    """Reads of `stage` stay within the row."""
+    hits = [n for n in walk(node) if isinstance(n, Read) and n.tensor is stage]
+    return all(len(h.index) >= len(rows) and all(i is r for i, r in zip(h.index, rows, strict=False))
+               for h in hits)  # fmt: skip
+
+
+def _joins_epilogue(cluster: _Cluster, stage: Stage, kind: str) -> bool:
+    """Pointwise consumer of a contraction or softmax_sum, element for element."""
+    head = cluster.stages[0]
+    if kind == "softmax_sum" and cluster.kind == "softmax_sum":
+        return _source(head.expr) is _source(stage.expr)
+    return (
+        kind == "map"
+        and len(cluster.stages) == 1 + (cluster.kind == "softmax_sum" and len(cluster.stages) > 1)
+        and head in reads(stage.expr)
+        and set(stage.axes) == set(head.axes)
+        and _reads_at(stage.expr, head, head.axes)
+    )
+
+
+def _source(node: Expr) -> Expr:
+    return node.source if isinstance(node, forms.LogSumExp) else node
+
+
+def _joins_scan(cluster: _Cluster, stage: Stage) -> bool:
+    """The emitted and the final result of one recurrence."""
+    head = cluster.stages[0].expr
+    node = stage.expr
+    return (
+        isinstance(head, forms.Scan) and isinstance(node, forms.Scan) and head.step is node.step
+    )
+
+
+def _joins_top_k(cluster: _Cluster, stage: Stage) -> bool:
+    head, node = cluster.stages[0].expr, stage.expr
+    return (
+        isinstance(head, forms.TopK) and isinstance(node, forms.TopK) and head.score is node.score
+    )
+
+
+def _promotes(cluster: _Cluster, stage: Stage, kind: str) -> bool:
+    """A row reduction takes along the pointwise stage it is the first to read."""
+    if cluster.kind != "map" or kind != "rows":
+        return False
+    source, rows = cluster.stages[0], stage.axes
+    fits = source in reads(stage.expr) and source.axes[: len(rows)] == rows
+    if fits and _row_read(stage.expr, source, rows):
+        cluster.kind, cluster.rows = "rows", rows
+        return True
+    return False
+
+
+def _joins(cluster: _Cluster, stage: Stage, kind: str) -> bool:
+    if _promotes(cluster, stage, kind):
+        return True
+    if cluster.kind == "rows":
+        return _joins_rows(cluster, stage, kind)
+    if cluster.kind in ("contraction", "softmax_sum"):
+        return _joins_epilogue(cluster, stage, kind)
+    if cluster.kind == "scan":
+        return _joins_scan(cluster, stage)
+    return cluster.kind == "topk" and _joins_top_k(cluster, stage)
+
+
+def _blocked(clusters: list[_Cluster], index: int, stage: Stage) -> bool:
+    """Whether `stage` needs something that a cluster after `index` computes."""
+    later = {id(s) for c in clusters[index + 1 :] for s in c.stages}
+    return any(id(t) in later for t in reads(stage.expr))
+
+
+def partition(graph: Graph) -> tuple[Group, ...]:
+    """The graph's stages as groups, in an order in which they can run."""
+    clusters: list[_Cluster] = []
+    for stage in graph.stages:
+        kind = _kind(stage)
+        home = next((c for i, c in enumerate(clusters)
+                     if _joins(c, stage, kind) and not _blocked(clusters, i, stage)), None)  # fmt: skip
+        if home is None:
+            home = _Cluster(kind, stage.axes if kind == "rows" else ())
+            clusters.append(home)
+        home.stages.append(stage)
+    return tuple(_group(graph, c) for c in clusters)
+
+
+def _group(graph: Graph, cluster: _Cluster) -> Group:
+    inside = cluster.stages
+    seen = [
+        s for s in inside
+        if s in graph.outputs or any(c not in inside for c in graph.consumers(s))
+    ]  # fmt: skip
+    return Group(f"{graph.name}_{inside[-1].name}", tuple(inside), tuple(seen))

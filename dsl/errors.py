@@ -26,6 +26,10 @@ class CompileError(RudnnError):
     """A kernel could not be built."""
 
 
+class LoadError(RudnnError):
+    """A kernel file that cannot be loaded; building it again may help."""
+
+
 class LaunchError(RudnnError):
     """A kernel reported a fault; the message names it."""
 

@@ -21,6 +21,11 @@ _C = _PYTHON | {
     "floordiv": "({} / {})", "max": "RUDNN_MAX({}, {})", "min": "RUDNN_MIN({}, {})",
     "and": "({} && {})", "or": "({} || {})",
 }  # fmt: skip
+_UNARY = {
+    "neg": "(-{})", "not": "(not {})", "finite": "isfinite({})", "isnan": "isnan({})",
+    "abs": "abs({})", "sqrt": "sqrt({})", "floor": "floor({})",
+}  # fmt: skip
+_C_UNARY = {"not": "(!{})", "abs": "fabs((double){})"}
 
 
 def identifier(name: str) -> str:
@@ -31,26 +36,35 @@ def identifier(name: str) -> str:
 def source(node: Expr | int | float | bool, language: str = "python") -> str:
     """`node` as an expression of Python or C over the names of dims and scalars."""
     if not isinstance(node, Expr):
-        return repr(node)
+        return _literal(node, language)
     if isinstance(node, Const):
-        return repr(node.value)
+        return _literal(node.value, language)
     if isinstance(node, (DimRef, ScalarRef)):
         return identifier(node.name)
     if isinstance(node, Cast):
-        return source(node.a, language)
+        inner = source(node.a, language)
+        return f"((double){inner})" if language == "c" and node.dtype.is_float else inner
     if isinstance(node, Binary):
         table = _PYTHON if language == "python" else _C
         return table[node.op].format(source(node.a, language), source(node.b, language))
-    if isinstance(node, Unary) and language == "python":
-        inner = source(node.a)
-        forms = {"neg": "(-{})", "not": "(not {})", "finite": "isfinite({})", "isnan": "isnan({})",
-                 "abs": "abs({})", "sqrt": "sqrt({})", "floor": "floor({})"}  # fmt: skip
-        if node.op in forms:
-            return forms[node.op].format(inner)
-    if isinstance(node, Select) and language == "python":
-        parts = (source(node.then), source(node.condition), source(node.otherwise))
-        return "({} if {} else {})".format(*parts)
+    if isinstance(node, Unary) and node.op in _UNARY:
+        form = _UNARY[node.op] if language == "python" else _C_UNARY.get(node.op, _UNARY[node.op])
+        return form.format(source(node.a, language))
+    if isinstance(node, Select):
+        form = "({0} if {1} else {2})" if language == "python" else "({1} ? {0} : {2})"
+        parts = (node.then, node.condition, node.otherwise)
+        return form.format(*(source(part, language) for part in parts))
     raise DeclarationError(f"needs dims and scalars only, got {type(node).__name__}")
+
+
+def _literal(value: int | float | bool, language: str) -> str:
+    if language == "python":
+        return repr(value)
+    if isinstance(value, int):
+        return str(int(value)) if isinstance(value, bool) else f"INT64_C({value})"
+    if math.isfinite(value):
+        return repr(value)
+    return "NAN" if value != value else "INFINITY" if value > 0 else "(-INFINITY)"
 
 
 _GLOBALS: dict[str, Any] = {

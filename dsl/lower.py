@@ -25,11 +25,38 @@ from .expr import (
     Size,
     Tensor,
     Unary,
+    walk,
 )
 from .graph import size
 
 Tir = Any
 Reader = Callable[..., Tir]
+
+
+class Lets:
+    """Bindings in order of definition; `close` wraps a body in them.
+
+    A value used twice must be bound: written twice it grows the code, and a binding inside it
+    would be defined twice, which TVM refuses.
+    """
+
+    def __init__(self) -> None:
+        self._bound: list[tuple[Tir, Tir]] = []
+
+    def __call__(self, name: str, value: Tir) -> Tir:
+        from tvm import tirx
+
+        value = tirx.convert(value)  # an element of a te.Tensor is not an expression yet
+        var = tirx.Var(name, value.ty)
+        self._bound.append((var, value))
+        return var
+
+    def close(self, body: Tir) -> Tir:
+        from tvm import tirx
+
+        for var, value in reversed(self._bound):
+            body = tirx.Let(var, value, body)
+        return body
 
 
 def storage(dtype: DType) -> str:
@@ -57,19 +84,44 @@ def encode(value: Tir, dtype: DType) -> Tir:
         return value.astype("uint8")
     if dtype != bf16:
         return value
-    bits = tirx.reinterpret("uint32", value)
+    lets = Lets()
+    bits = lets("bits", tirx.reinterpret("uint32", value))
     low = tirx.bitwise_and(tirx.shift_right(bits, tirx.const(16, "uint32")), _u32(1))
     rounded = tirx.shift_right(bits + _u32(0x7FFF) + low, _u32(16))
     quiet = tirx.bitwise_or(tirx.shift_right(bits, _u32(16)), _u32(0x40))
     magnitude = tirx.bitwise_and(bits, _u32(0x7FFFFFFF))
     is_nan = magnitude > _u32(0x7F800000)
-    return tirx.Select(is_nan, quiet, rounded).astype("uint16")
+    return lets.close(tirx.Select(is_nan, quiet, rounded).astype("uint16"))
 
 
 def _u32(value: int) -> Tir:
     from tvm import tirx
 
     return tirx.const(value, "uint32")
+
+
+@dataclass
+class _Shared:
+    """What one lowering of an expression knows of its nodes: uses, results, bindings."""
+
+    uses: dict[int, int]
+    lets: Lets
+    done: dict[int, Tir] = field(default_factory=dict)
+
+
+def _uses(node: Expr) -> dict[int, int]:
+    """How often each node is an operand."""
+    counts: dict[int, int] = {}
+    for item in walk(node):
+        # max, min and finite mention an operand more than once in TIR
+        weight = 2 if getattr(item, "op", "") in ("max", "min", "finite") else 1
+        for child in item.children():
+            counts[id(child)] = counts.get(id(child), 0) + weight
+    return counts
+
+
+def _worth(node: Expr) -> bool:
+    return isinstance(node, (Unary, Binary, Select))
 
 
 @dataclass
@@ -87,19 +139,26 @@ class Lowering:
     def size(self, value: Size) -> Tir:
         return self.expr(size(value), {})
 
-    def expr(self, node: Expr, env: Mapping[Axis, Tir], memo: dict[int, Tir] | None = None) -> Tir:
-        """`node` as TIR, axes taken from `env`."""
-        memo = {} if memo is None else memo
-        found = memo.get(id(node))
+    def expr(self, node: Expr, env: Mapping[Axis, Tir]) -> Tir:
+        """`node` as TIR, axes taken from `env`; float results used more than once are bound."""
+        lets = Lets()
+        body = self._expr(node, env, _Shared(_uses(node), lets))
+        return lets.close(body)
+
+    def _expr(self, node: Expr, env: Mapping[Axis, Tir], shared: _Shared) -> Tir:
+        found = shared.done.get(id(node))
         if found is None:
-            found = memo[id(node)] = self._expr(node, env, memo)
+            found = self._build(node, env, shared)
+            if shared.uses.get(id(node), 0) > 1 and node.dtype.is_float and _worth(node):
+                found = shared.lets("t", found)
+            shared.done[id(node)] = found
         return found
 
-    def _expr(self, node: Expr, env: Mapping[Axis, Tir], memo: dict[int, Tir]) -> Tir:
+    def _build(self, node: Expr, env: Mapping[Axis, Tir], shared: _Shared) -> Tir:
         from tvm import tirx
 
         def go(child: Expr) -> Tir:
-            return self.expr(child, env, memo)
+            return self._expr(child, env, shared)
 
         if isinstance(node, Const):
             return constant(node.value, node.dtype)

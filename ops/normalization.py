@@ -72,3 +72,67 @@ def rms_norm(
     r, h = axes("*rows", "H")
     square = mean(f32(x[r, h]) ** 2, over=h)
     return x[r, h] * rsqrt(square + epsilon) * gamma[h]
+
+
+@op(
+    out=(
+        Out("*rows", "H", name="dx"),
+        Out("H", dtype=f32, name="dgamma"),
+        Out("H", dtype=f32, name="dbeta"),
+    ),
+    static=("H",),
+    example=_EXAMPLE,
+    error=NormalizationError,
+)
+def layer_norm_backward(
+    grad: Any = In("*rows", "H"),
+    x: Any = In("*rows", "H"),
+    gamma: Any = In("H", dtype=f32),
+    *,
+    epsilon: Any = Param(1e-5),
+) -> Any:
+    """(dx, dgamma, dbeta) of `layer_norm`; statistics are computed again from x.
+
+    With x̂ the normalised x and g = grad · γ: dx = (g − mean g − x̂ · mean(g · x̂)) / σ.
+    """
+    _positive(epsilon)
+    _not_empty()
+    r, h = axes("*rows", "H")
+    centre = keep("centre", r, mean(x[r, h], over=h))
+    variance = mean((x[r, h] - centre[r]) ** 2, over=h)
+    scale = keep("scale", r, rsqrt(variance + epsilon))
+    unit = (x[r, h] - centre[r]) * scale[r]
+    scaled = grad[r, h] * gamma[h]
+    along = mean(scaled * unit, over=h)
+    dx = (scaled - mean(scaled, over=h) - unit * along) * scale[r]
+    return dx, sum(grad[r, h] * unit, over=r), sum(grad[r, h], over=r)
+
+
+@op(
+    out=(Out("*rows", "H", name="dx"), Out("H", dtype=f32, name="dgamma")),
+    static=("H",),
+    example=_EXAMPLE,
+    error=NormalizationError,
+)
+def rms_norm_backward(
+    grad: Any = In("*rows", "H"),
+    x: Any = In("*rows", "H"),
+    gamma: Any = In("H", dtype=f32),
+    *,
+    epsilon: Any = Param(1e-6),
+) -> Any:
+    """(dx, dgamma) of `rms_norm`: with x̂ = x/σ and g = grad · γ, dx = (g − x̂ · mean(g · x̂)) / σ."""
+    _positive(epsilon)
+    _not_empty()
+    r, h = axes("*rows", "H")
+    square = mean(f32(x[r, h]) ** 2, over=h)
+    scale = keep("scale", r, rsqrt(square + epsilon))
+    unit = x[r, h] * scale[r]
+    scaled = grad[r, h] * gamma[h]
+    dx = (scaled - unit * mean(scaled * unit, over=h)) * scale[r]
+    return dx, sum(grad[r, h] * unit, over=r)
+
+
+softmax_last_axis.differentiable(softmax_last_axis_backward, "x")
+layer_norm.differentiable(layer_norm_backward, "x", "gamma", "beta")
+rms_norm.differentiable(rms_norm_backward, "x", "gamma")

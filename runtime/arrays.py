@@ -192,7 +192,7 @@ def kind_of(x: Any, name: str) -> Kind:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(x, torch.Tensor):
         return _KINDS.setdefault(type(x), TORCH)
-    if isinstance(x, np.ndarray):
+    if isinstance(x, (np.ndarray, np.generic)):
         return NUMPY
     got = type(x).__name__
     raise OperatorError(f"needs a NumPy array, torch tensor or rudnn.Tensor for {name}, got {got}")

@@ -10,6 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from ..dsl.errors import LoadError
 from ..dsl.graph import Graph
 from ..dsl.identity import describe
 from .cache import DiskCache
@@ -55,7 +56,8 @@ def disk_cache() -> DiskCache:
 def key_of(graph: Graph, unit: frozenset[str], target: str) -> str:
     """The cache key of one kernel."""
     kind, arch = parse(target)
-    parts = (fingerprint(), target, kind.identity(arch), describe(graph), " ".join(sorted(unit)))
+    identity = kind.identity(arch, disk_cache())
+    parts = (fingerprint(), target, identity, describe(graph), " ".join(sorted(unit)))
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
@@ -77,9 +79,16 @@ def executable(graph: Graph, unit: frozenset[str], target: str = "llvm") -> Exec
         artifact = build(graph, unit, target, f"rudnn_{graph.name}_{key[:8]}")
         manifest = {"plan": artifact.plan.to_json(), "binary": artifact.binary,
                     "op": graph.name, "target": target}  # fmt: skip
-        entry = cache.put(key, manifest, artifact.files)
-        launch = driver.load(entry.file(artifact.binary), artifact.plan, cache)
-        return Executable(artifact.plan, launch)
+        for attempt in range(2):
+            entry = cache.put(key, manifest, artifact.files)
+            try:
+                launch = driver.load(entry.file(artifact.binary), artifact.plan, cache)
+                return Executable(artifact.plan, launch)
+            except LoadError:  # another process may clear the cache between the two steps
+                cache.remove(key)
+                if attempt:
+                    raise
+        raise AssertionError
 
 
 def build(graph: Graph, unit: frozenset[str], target: str, entry: str) -> Artifact:
@@ -105,7 +114,7 @@ def _stored(key: str, cache: DiskCache, driver: Any) -> Executable | None:
     try:
         plan = LaunchPlan.from_json(entry.manifest["plan"])
         return Executable(plan, driver.load(entry.file(entry.manifest["binary"]), plan, cache))
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError):  # foreign content, or LoadError: a miss
         cache.remove(key)
         return None
 

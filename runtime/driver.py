@@ -41,7 +41,7 @@ class Target(Protocol):
 
     name: str
 
-    def identity(self, arch: str) -> str:
+    def identity(self, arch: str, cache: DiskCache) -> str:
         """Everything that machine code depends on, for the cache key (no compiler needed)."""
 
     def capability(self, arch: str) -> Capability:

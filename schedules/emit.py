@@ -121,10 +121,13 @@ class Emitter:
         tensors = [t for t, _ in self.placeholders] + [s for s, _ in self.results]
         return s_tir.Schedule(_restride(function, [self.strides(t) for t in tensors]))
 
-    def kernel(self, schedule: Any, rule: str, config: Any) -> Kernel:
-        """The finished kernel."""
+    def kernel(self, made: Any, rule: str, config: Any) -> Kernel:
+        """The finished kernel, from a schedule or a ready PrimFunc over the same parameters."""
+        from tvm import tirx
+
+        function = made if isinstance(made, tirx.PrimFunc) else made.mod["main"]
         tensors = [t for t, _ in self.placeholders] + [s for s, _ in self.results]
-        return Kernel(self.group.name, schedule.mod["main"], tuple(tensors), rule, config)
+        return Kernel(self.group.name, function, tuple(tensors), rule, config)
 
 
 def _reads(stage: Stage) -> tuple[Tensor, ...]:

@@ -27,7 +27,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
-from ....dsl.errors import CompileError, RudnnError
+from ....dsl.errors import CompileError, LoadError
 from ...cache import DiskCache
 from . import toolchain
 
@@ -54,10 +54,6 @@ def _forget_lock() -> None:
 
 if hasattr(os, "register_at_fork"):  # another thread of the parent may have held it
     os.register_at_fork(after_in_child=_forget_lock)
-
-
-class LoadError(RudnnError):
-    """A kernel file that cannot be loaded; building it again may help."""
 
 
 class Runtime:

@@ -25,8 +25,8 @@ class Llvm:
 
     name = "llvm"
 
-    def identity(self, arch: str) -> str:
-        return cpu.identity(arch)
+    def identity(self, arch: str, cache: DiskCache) -> str:
+        return f"{cpu.identity(arch)} {loader.artefact_name(cache)}"
 
     def capability(self, arch: str) -> Capability:
         return cpu.capability(arch)

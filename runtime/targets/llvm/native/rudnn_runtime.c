@@ -518,8 +518,9 @@ int (*__TVMBackendFreeWorkspace)(int, int, void *) = rudnn_workspace_free;
 #endif
 
 int rudnn_call(rudnn_entry_fn entry, const int64_t *args, int threads) {
-    int former = rudnn_thread_limit(threads);
+    int former = limit;
+    if (threads > 0 && (former == 0 || threads < former)) limit = threads;
     int status = entry(args);
-    rudnn_thread_limit(former);
+    limit = former;
     return status;
 }

@@ -50,7 +50,7 @@ void rudnn_set_num_threads(int n);
 int rudnn_thread_limit(int n);
 
 /* A compiled operator; and its call with the calling thread's launches capped at `threads` (0: no
- * cap), which spares small work the price of waking the pool. */
+ * cap but the thread's own), which spares small work the price of waking the pool. */
 typedef int32_t (*rudnn_entry_fn)(const int64_t *args);
 int rudnn_call(rudnn_entry_fn entry, const int64_t *args, int threads);
 

@@ -1,0 +1,21 @@
+"""Rows of a table by index."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..dsl import In, Out, axes, dim, i64, maximum, minimum, op, require_indices
+from ..dsl.dtypes import INDICES
+from ..dsl.errors import NNError
+
+_EXAMPLE = {"tokens": (128,), "V": 1000, "H": 384}
+
+
+@op(out=Out("*tokens", "H"), static=("H",), example=_EXAMPLE, error=NNError)
+def embedding(indices: Any = In("*tokens", dtype=INDICES), table: Any = In("V", "H")) -> Any:
+    """table[indices]; an index outside 0 … V − 1 is refused before anything is read."""
+    require_indices(indices, dim("V"))
+    t, h = axes("*tokens", "H")
+    # The check has passed; the clamp keeps the kernel in bounds should the memory change meanwhile.
+    row = maximum(minimum(i64(indices[t]), dim("V") - 1), 0)
+    return table[row, h]

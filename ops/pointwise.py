@@ -1,0 +1,95 @@
+"""Pointwise operators with broadcasting, and their backward."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ..dsl import In, Option, Out, axes, erf, exp, f32, op, sigmoid, tanh
+from ..dsl.errors import NNError
+
+_EXAMPLE = {"shape": (256, 1024)}
+_ROOT_2 = math.sqrt(2.0)
+_ROOT_2_PI = math.sqrt(2.0 / math.pi)
+_CUBIC = 0.044715
+
+
+@op(out=Out("*shape"), example=_EXAMPLE, error=NNError)
+def add(a: Any = In("*shape", broadcast=True), b: Any = In("*shape", broadcast=True)) -> Any:
+    """a + b, shapes broadcast."""
+    i = axes("*shape")
+    return a[i] + b[i]
+
+
+@op(out=Out("*shape"), example=_EXAMPLE, error=NNError)
+def mul(a: Any = In("*shape", broadcast=True), b: Any = In("*shape", broadcast=True)) -> Any:
+    """a · b, shapes broadcast."""
+    i = axes("*shape")
+    return a[i] * b[i]
+
+
+def gelu_of(x: Any, approximate: str) -> Any:
+    """The GELU of an expression: x Φ(x), or its tanh approximation."""
+    x = f32(x)
+    if approximate == "tanh":
+        return 0.5 * x * (1 + tanh(_ROOT_2_PI * (x + _CUBIC * x * x * x)))
+    return 0.5 * x * (1 + erf(x * (1 / _ROOT_2)))
+
+
+def gelu_slope(x: Any, approximate: str) -> Any:
+    """d gelu / dx."""
+    x = f32(x)
+    if approximate == "tanh":
+        t = tanh(_ROOT_2_PI * (x + _CUBIC * x * x * x))
+        inner = _ROOT_2_PI * (1 + 3 * _CUBIC * x * x)
+        return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * inner
+    density = exp(-0.5 * x * x) * (1 / math.sqrt(2 * math.pi))
+    return 0.5 * (1 + erf(x * (1 / _ROOT_2))) + x * density
+
+
+def silu_of(x: Any) -> Any:
+    """The SiLU (swish) of an expression: x σ(x)."""
+    return f32(x) * sigmoid(x)
+
+
+def silu_slope(x: Any) -> Any:
+    """d silu / dx."""
+    s = sigmoid(x)
+    return s * (1 + f32(x) * (1 - s))
+
+
+_APPROXIMATE = Option("none", ("none", "tanh"))
+
+
+@op(out=Out("*shape"), example=_EXAMPLE, error=NNError)
+def gelu(x: Any = In("*shape"), *, approximate: Any = _APPROXIMATE) -> Any:
+    """x Φ(x) with the normal distribution's Φ; `approximate="tanh"` as torch's."""
+    i = axes("*shape")
+    return gelu_of(x[i], approximate)
+
+
+@op(out=Out("*shape"), example=_EXAMPLE, error=NNError)
+def gelu_backward(
+    grad: Any = In("*shape"), x: Any = In("*shape"), *, approximate: Any = _APPROXIMATE
+) -> Any:
+    """grad · gelu′(x)."""
+    i = axes("*shape")
+    return grad[i] * gelu_slope(x[i], approximate)
+
+
+@op(out=Out("*shape"), example=_EXAMPLE, error=NNError)
+def silu(x: Any = In("*shape")) -> Any:
+    """x σ(x)."""
+    i = axes("*shape")
+    return silu_of(x[i])
+
+
+@op(out=Out("*shape"), example=_EXAMPLE, error=NNError)
+def silu_backward(grad: Any = In("*shape"), x: Any = In("*shape")) -> Any:
+    """grad · silu′(x)."""
+    i = axes("*shape")
+    return grad[i] * silu_slope(x[i])
+
+
+gelu.differentiable(gelu_backward, "x")
+silu.differentiable(silu_backward, "x")

@@ -1,0 +1,284 @@
+"""Recurrences: the steps in order, the independent ones beside each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...dsl import forms
+from ...dsl.expr import Axis, Expr, Form, Read, Stage, Tensor, free_axes, rebuild, walk
+from ...dsl.lower import storage
+from ..capability import Capability
+from ..emit import Emitter, combine, identity, masked
+from ..group import Group
+from ..rule import Config, Rejection, check, first_rejection
+from .direct import Nest
+from .loops import static
+
+INLINE = ("sum", "prod", "max", "min")
+
+
+@dataclass(frozen=True)
+class ScanConfig(Config):
+    """`tile` elements of the state's independent axis a task; `unroll` vectors at a time."""
+
+    tile: int = 512
+    unroll: int = 4
+
+
+class Scan:
+    """`parallel rows, tiles: state ← init; for t: state ← step(state); result[t] ← emit(state)`.
+
+    A tile is a range of an axis along which the state's elements do not depend on each other; it
+    is vectorised. Reductions inside a step become small vectors computed before it, so a step
+    that reads the state elsewhere through them alone is done in place.
+    """
+
+    name = "scan"
+
+    def match(self, group: Group, caps: Capability) -> Rejection | None:
+        head = group.stages[0].expr
+        if not isinstance(head, forms.Scan):
+            return Rejection("needs a scan")
+        nested = [n for e in (head.init, head.step, head.emit) for n in walk(e)
+                  if isinstance(n, Form)]  # fmt: skip
+        column = _column(group, head)
+        return first_rejection(
+            check(all(isinstance(s.expr, forms.Scan) and s.expr.state is head.state
+                      for s in group.stages), "needs the results of one recurrence only"),
+            check(all(isinstance(n, forms.Reduce) and n.op in INLINE for n in nested),
+                  f"needs no form but {', '.join(INLINE)} in a step"),
+            check(all(a is column or isinstance(a.extent, int) for a in head.axes),
+                  "needs a state of static size, one independent axis apart"),
+        )  # fmt: skip
+
+    def default(self, group: Group, caps: Capability) -> ScanConfig:
+        """A tile of the state that fills a quarter of the first-level cache, at most 512 wide."""
+        head = group.stages[0].expr
+        assert isinstance(head, forms.Scan)
+        column = _column(group, head)
+        rest = 1
+        for axis in head.axes:
+            if axis is not column and isinstance(axis.extent, int):
+                rest *= axis.extent
+        tile = 512
+        while tile > caps.lanes() and tile * rest * 4 > caps.l1_bytes // 4:
+            tile //= 2
+        return ScanConfig(tile)
+
+    def space(self, group: Group, caps: Capability) -> Iterator[ScanConfig]:
+        first = self.default(group, caps)
+        yield first
+        for tile in (16, 32, 64, 128, 256, 1024):
+            if tile != first.tile:
+                yield ScanConfig(tile)
+
+    def lower(self, emitter: Emitter, group: Group, caps: Capability, config: ScanConfig) -> Any:
+        return _Recurrence(emitter, group, caps, config).build()
+
+
+def _bound(nodes: Sequence[Expr]) -> set[Axis]:
+    return {a for e in nodes for n in walk(e) if isinstance(n, forms.Reduce) for a in n.over}
+
+
+def _column(group: Group, scan: forms.Scan) -> Axis | None:
+    """The last state axis along which the elements are independent, if there is one."""
+    nodes = [scan.step, *(s.expr.emit for s in group.stages
+                          if isinstance(s.expr, forms.Scan) and not s.expr.final)]  # fmt: skip
+    reduced = _bound(nodes)
+    found = None
+    for place, axis in enumerate(scan.axes):
+        own = all(
+            n.index[place] is axis
+            for e in nodes for n in walk(e)
+            if isinstance(n, Read) and n.tensor in (scan.state, scan.after)
+        )  # fmt: skip
+        if own and axis not in reduced and all(axis in s.axes for s in group.stages):
+            found = axis
+    return found
+
+
+class _Recurrence:
+    """One lowering of a recurrence."""
+
+    def __init__(
+        self, emitter: Emitter, group: Group, caps: Capability, config: ScanConfig
+    ) -> None:
+        scan = group.stages[0].expr
+        assert isinstance(scan, forms.Scan)
+        self.nest, self.scan, self.stages = Nest(emitter), scan, group.stages
+        self.lower = emitter.lowering.expr
+        self.size = emitter.size
+        self.vector, self.unroll = caps.lanes(), config.unroll
+        self.column = _column(group, scan)
+        mine = set(free_axes(scan))
+        outer = [a for a in free_axes(scan) if a is not scan.along and a not in scan.axes]
+        self.outer = tuple(a for a in outer if all(a in s.axes for s in group.stages))
+        assert len(self.outer) == len(outer)
+        self.extra = {id(s): tuple(a for a in s.axes if a not in mine and a not in scan.axes)
+                      for s in group.stages}  # fmt: skip
+        self.env: dict[Axis, Any] = {}
+        self.start: Any = None
+        self.width: Any = None
+        if self.column is not None:
+            extent = self.size(self.column.extent)
+            self.tile = min(static(extent) or config.tile, config.tile)
+
+    def build(self) -> Any:
+        from tvm import tirx
+
+        nest, scan = self.nest, self.scan
+        extents = [self.size(a.extent) for a in self.outer]
+        if self.column is not None:
+            columns, tile = self.size(self.column.extent), nest.number(self.tile)
+            extents.append(nest.simple(tirx.floordiv(columns + tile - 1, tile)))
+        with nest.loop("task", nest.product(extents), "parallel") as task:
+            index = nest.unflatten(task, extents)
+            for axis, value in zip(self.outer, index, strict=False):
+                self.env[axis] = nest.bind(axis.name, value)
+            if self.column is not None:
+                self.start = nest.bind("start", index[-1] * tile)
+                exact = static(columns) is not None and static(columns) % self.tile == 0
+                self.width = tile if exact else nest.bind(
+                    "width", tirx.min(tile, columns - self.start)
+                )  # fmt: skip
+            self._run(scan)
+        return nest.finish()
+
+    def _run(self, scan: forms.Scan) -> None:
+        nest = self.nest
+        state = self._hold("state", scan.axes)
+        self._reader(scan.state, state, scan.axes)
+        self._reader(scan.after, state, scan.axes)
+        self._fill(state, scan.axes, scan.init)
+        moved = any(
+            not all(i is a for i, a in zip(n.index, scan.axes, strict=True))
+            for n in walk(_without_reductions(scan.step))
+            if isinstance(n, Read) and n.tensor is scan.state
+        )
+        following = self._hold("following", scan.axes) if moved else state
+        emitted = [s for s in self.stages if isinstance(s.expr, forms.Scan) and not s.expr.final]
+        with nest.loop("t", self.size(scan.along.extent)) as step:
+            self.env[scan.along] = step
+            self._fill(following, scan.axes, scan.step)
+            if moved:
+                self._each(scan.axes, lambda env: nest.store(
+                    state, self._place(scan.axes, env),
+                    following[tuple(self._place(scan.axes, env))],
+                ))  # fmt: skip
+            for stage in emitted:
+                self._publish(stage, stage.expr.emit)  # type: ignore[attr-defined]
+        del self.env[scan.along]
+        for stage in self.stages:
+            if stage not in emitted:
+                self._publish(stage, Read(scan.after, scan.axes, None, scan.dtype))
+
+    def _hold(self, name: str, axes: Sequence[Axis], dtype: str = "float32") -> Any:
+        """A private buffer over `axes`, of which the column axis has one tile only."""
+        shape = [self.nest.number(self.tile) if a is self.column else self.size(a.extent)
+                 for a in axes]  # fmt: skip
+        return self.nest.private(name, shape, dtype)
+
+    def _reader(self, tensor: Tensor, buffer: Any, axes: Sequence[Axis]) -> None:
+        shift = [self.start if a is self.column else None for a in axes]
+        self.nest.reader(tensor, buffer, shift)
+
+    def _place(self, axes: Sequence[Axis], env: dict[Axis, Any]) -> list[Any]:
+        """Where the element at `axes` is in a private buffer."""
+        return [env[a] - self.start if a is self.column else env[a] for a in axes]
+
+    def _each(
+        self, axes: Sequence[Axis], body: Callable[[dict[Axis, Any]], None],
+        over: Sequence[Axis] = (),
+    ) -> None:  # fmt: skip
+        """Loops over `axes`, then over `over`; the column axis goes innermost, by vectors."""
+        nest = self.nest
+        env = dict(self.env)
+
+        def serial(rest: list[Axis], then: Callable[[], None]) -> None:
+            if not rest:
+                then()
+                return
+            with nest.loop(rest[0].name, self.size(rest[0].extent)) as var:
+                env[rest[0]] = var
+                serial(rest[1:], then)
+
+        def vectors() -> None:
+            if self.column not in axes:
+                body(env)
+                return
+
+            def one(j: Any) -> None:
+                env[self.column] = self.start + j  # type: ignore[index]
+                body(env)
+
+            nest.lanes(self.width, self.vector, self.unroll, one)
+
+        serial([*(a for a in axes if a is not self.column), *over], vectors)
+
+    def _fill(self, buffer: Any, axes: Sequence[Axis], node: Expr) -> None:
+        """`buffer` over `axes` ← `node`."""
+        plain = self._outline(node)
+        self._each(axes, lambda env: self.nest.store(
+            buffer, self._place(axes, env), self.lower(plain, env)
+        ))  # fmt: skip
+
+    def _publish(self, stage: Stage, node: Expr) -> None:
+        """A result ← `node`."""
+        plain = self._outline(node)
+        inner = [a for a in stage.axes if a not in self.env]
+        self._each(inner, lambda env: self.nest.write(
+            stage, [env[a] for a in stage.axes], self.lower(plain, env)
+        ))  # fmt: skip
+
+    def _outline(self, node: Expr) -> Expr:
+        """`node` with each reduction computed here into a buffer and read from it."""
+        made: dict[int, Expr] = {}
+        for item in walk(node):
+            children = tuple(made[id(c)] for c in item.children())
+            fresh = rebuild(item, children) if children else item
+            if isinstance(fresh, forms.Reduce):
+                fresh = self._reduce(fresh)
+            made[id(item)] = fresh
+        return made[id(node)]
+
+    def _reduce(self, node: forms.Reduce) -> Read:
+        nest = self.nest
+        axes = tuple(a for a in free_axes(node) if a not in self.env)
+        held = self._hold(node.op, axes, storage(node.dtype))
+        body = masked(node)
+        self._each(axes, lambda env: nest.store(
+            held, self._place(axes, env), identity(node.op, node.dtype)
+        ))  # fmt: skip
+
+        def fold(env: dict[Axis, Any]) -> None:
+            place = self._place(axes, env)
+            have = held[tuple(place)] if place else held[nest.number(0)]
+            nest.store(held, place, _combine(node, have, self.lower(body, env)))
+
+        self._each(axes, fold, node.over)
+        result = Tensor(node.op, tuple(a.extent for a in axes), node.dtype)
+        self._reader(result, held, axes)
+        return Read(result, axes, None, node.dtype)
+
+
+def _combine(node: forms.Reduce, have: Any, value: Any) -> Any:
+    from tvm import tirx
+
+    if node.op in ("max", "min") and node.dtype.is_float:
+        if node.nan == "ignore":
+            return tirx.Select(tirx.isnan(value), have, combine(node.op, have, value))
+        either = tirx.any(tirx.isnan(have), tirx.isnan(value))
+        return tirx.Select(either, have + value, combine(node.op, have, value))
+    return combine(node.op, have, value)
+
+
+def _without_reductions(node: Expr) -> Expr:
+    """`node` with reductions taken as constants."""
+    from ...dsl.expr import Const
+
+    if isinstance(node, forms.Reduce):
+        return Const(0, node.dtype)
+    children = tuple(_without_reductions(c) for c in node.children())
+    return rebuild(node, children) if children else node

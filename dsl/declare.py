@@ -121,6 +121,7 @@ class Declaration:
     module: str
     backward: Declaration | None = None
     grads: tuple[str, ...] = ()
+    passes: tuple[str, ...] = ()
     _graphs: dict[Spec, Graph] = field(default_factory=dict, repr=False)
 
     def __call__(self, *args: Any, out: Any = None, **kwargs: Any) -> Any:
@@ -131,13 +132,16 @@ class Declaration:
         """
         return runner()(self, args, kwargs, out)
 
-    def differentiable(self, backward: Declaration, *grads: str) -> None:
+    def differentiable(
+        self, backward: Declaration, *grads: str, passes: tuple[str, ...] = ()
+    ) -> None:
         """Link the backward operator; `grads` names the inputs its results belong to, in order.
 
         The backward's first input is the gradient of the result; its other inputs and params are
-        those of the forward by name, or `y` for the forward's result.
+        those of the forward by name, or `y` for the forward's result. The gradient of an input
+        in `passes` is that of the result.
         """
-        self.backward, self.grads = backward, grads
+        self.backward, self.grads, self.passes = backward, grads, passes
 
     def dim_names(self) -> tuple[str, ...]:
         """Declared dims in order of first appearance; packs keep their star."""

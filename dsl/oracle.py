@@ -181,9 +181,10 @@ def _reduce(ev: Evaluator, node: forms.Reduce) -> Labelled:
     factors = _product_factors(node.body)
     if node.op == "sum" and node.where is None and 1 < len(factors) < 8:
         return _einsum(ev, factors, node.over)
-    axes = tuple(dict.fromkeys((*free_axes(node.body), *node.over)))
+    # A read of a scan's state also depends on the batch, which no index of it names.
+    axes = tuple(dict.fromkeys((*ev.eval(node.body).axes, *node.over)))
     if node.where is not None:
-        axes = tuple(dict.fromkeys((*axes, *free_axes(node.where))))
+        axes = tuple(dict.fromkeys((*axes, *ev.eval(node.where).axes)))
     body = ev.full(node.body, axes)
     positions = tuple(axes.index(a) for a in node.over)
     kept = tuple(a for a in axes if a not in node.over)

@@ -60,9 +60,17 @@ def _function() -> Any:
             out = made.launch(made.arguments((), values))
             grads = out if isinstance(out, tuple) else (out,)
             by_name = dict(zip(caller.declaration.grads, grads, strict=True))
-            return (None, None, *(by_name.get(n) for n in caller.arrays))
+            by_name |= dict.fromkeys(caller.declaration.passes, grad)
+            return (None, None, *(_like(known[n], by_name.get(n)) for n in caller.arrays))
 
     return Operator
+
+
+def _like(tensor: Any, grad: Any) -> Any:
+    """torch wants a gradient in its tensor's dtype, and none where there is no tensor."""
+    if tensor is None or grad is None or not tensor.requires_grad:
+        return None
+    return grad.to(tensor.dtype)
 
 
 def apply(caller: Caller, given: dict[str, Any], out: Any) -> Any:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ..schedules.rule import Rule
     from .cache import DiskCache
     from .device import MemoryUsage, Queue
+    from .signature import Signature
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,10 @@ class Target(Protocol):
     def status(self) -> Status:
         """Whether compiling and running work here."""
 
-    def export(self, program: Program, entry: str, arch: str, folder: Path) -> dict[str, Any]:
-        """Write what an app without Python needs; returns the manifest's target part."""
+    def export(
+        self, program: Program, signature: Signature, arch: str, folder: Path
+    ) -> dict[str, Any]:
+        """Write what an app without Python needs; the manifest's target part, with its `files`."""
 
 
 class Driver(Protocol):

@@ -37,6 +37,11 @@ class Capability:
     atomics: tuple[tuple[str, str], ...] = ()
     storage_16bit: bool = True
 
+    @property
+    def panel_width(self) -> int:
+        """Columns of a panel in which contractions want a packed matrix."""
+        return (3 if self.vector_registers >= 32 else 2) * self.lanes()
+
     def lanes(self, bits: int = 32) -> int:
         """Elements of a vector register."""
         return max(1, self.vector_bits // bits)

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..dsl import forms
-from ..dsl.dtypes import DType
+from ..dsl.dtypes import DType, f32
 from ..dsl.errors import CompileError
-from ..dsl.expr import Axis, Expr, Stage, Tensor
+from ..dsl.expr import Axis, Expr, Size, Stage, Tensor
+from ..dsl.graph import reads
 from ..dsl.lower import Lowering, constant, encode, storage
 from .group import Group
 
@@ -21,7 +22,8 @@ class Kernel:
     """A scheduled function and what its parameters are.
 
     `function` is a PrimFunc whose first parameters are buffers for `tensors`, in order, and whose
-    last are the variables of dims and scalars, shared by all kernels of a program.
+    last are the variables of dims and scalars, shared by all kernels of a program. `scratch` are
+    those of the tensors that only this kernel uses.
     """
 
     name: str
@@ -29,6 +31,7 @@ class Kernel:
     tensors: tuple[Tensor, ...]
     rule: str
     config: Any
+    scratch: tuple[Stage, ...] = ()
 
 
 @dataclass
@@ -43,6 +46,8 @@ class Emitter:
     strides: Callable[[Tensor], Sequence[Tir] | None]
     placeholders: list[tuple[Tensor, Tir]] = field(default_factory=list)
     results: list[tuple[Stage, Tir]] = field(default_factory=list)
+    exposed: list[tuple[Stage, Tir]] = field(default_factory=list)
+    scratch: list[tuple[Stage, Tir]] = field(default_factory=list)
     _names: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -103,13 +108,18 @@ class Emitter:
         return te.reduce_axis((self.index(0), limit), self.name(axis.name))
 
     def publish(self, stage: Stage, made: Tir) -> None:
-        """Mark the TE tensor of an output; one read inside too is copied out."""
-        consumed = any(stage in _reads(s) for s in self.group.stages)
-        if consumed:
-            copy = self.compute(made.shape, lambda *i: made(*i), f"{stage.name}_out")
-            self.results.append((stage, copy))
-        else:
-            self.results.append((stage, made))
+        """Mark the TE tensor of an output.
+
+        One that is read inside the group too stays an intermediate for scheduling, where blocks
+        can still be moved, and becomes a parameter in `kernel`.
+        """
+        consumed = any(stage in reads(s.expr) for s in self.group.stages)
+        (self.exposed if consumed else self.results).append((stage, made))
+
+    def keep_in_workspace(self, made: Tir, name: str, shape: Sequence[Size]) -> None:
+        """Place a large intermediate (f32, compact) in the planned workspace."""
+        stage = Stage(f"{self.group.name}.{name}", tuple(shape), f32)
+        self.scratch.append((stage, made))
 
     def schedule(self) -> Any:
         """An `s_tir.Schedule` over the group's function, parameters strided."""
@@ -118,22 +128,18 @@ class Emitter:
         outputs = [t for _, t in self.results]
         numbers = [*self.lowering.dims.values(), *self.lowering.scalars.values()]
         function = te.create_prim_func([p for _, p in self.placeholders] + outputs + numbers)
-        tensors = [t for t, _ in self.placeholders] + [s for s, _ in self.results]
-        return s_tir.Schedule(_restride(function, [self.strides(t) for t in tensors]))
+        strides = [self.strides(t) for t, _ in (*self.placeholders, *self.results)]
+        return s_tir.Schedule(_restride(function, strides))
 
-    def kernel(self, made: Any, rule: str, config: Any) -> Kernel:
-        """The finished kernel, from a schedule or a ready PrimFunc over the same parameters."""
-        from tvm import tirx
-
-        function = made if isinstance(made, tirx.PrimFunc) else made.mod["main"]
-        tensors = [t for t, _ in self.placeholders] + [s for s, _ in self.results]
-        return Kernel(self.group.name, function, tuple(tensors), rule, config)
-
-
-def _reads(stage: Stage) -> tuple[Tensor, ...]:
-    from ..dsl.graph import reads
-
-    return reads(stage.expr)
+    def kernel(self, schedule: Any, rule: str, config: Any) -> Kernel:
+        """The finished kernel."""
+        function = schedule.mod["main"]
+        lifted = (*self.exposed, *self.scratch)
+        for stage, made in reversed(lifted):
+            function = _expose(function, made.op.name, self.strides(stage))
+        order = (*lifted, *self.placeholders, *self.results)
+        scratch = tuple(s for s, _ in self.scratch)
+        return Kernel(self.group.name, function, tuple(t for t, _ in order), rule, config, scratch)
 
 
 def _indexer(tensor: Tir) -> Callable[..., Tir]:
@@ -143,26 +149,60 @@ def _indexer(tensor: Tir) -> Callable[..., Tir]:
 def _restride(function: Any, strides: Sequence[Sequence[Tir] | None]) -> Any:
     """The function with each parameter declared with the given strides and no more than
     element alignment: caller memory may be a view and unaligned."""
+    pairs = zip(function.params, strides, strict=False)
+    return _swap(function, [(p, _declare(p, s)) for p, s in pairs])
+
+
+def _declare(buffer: Any, strides: Sequence[Tir] | None) -> Any:
+    """A parameter buffer like `buffer`, with strides (None: compact)."""
     import tvm
-    import tvm_ffi
     from tvm import tirx
 
-    swap: dict[str, tuple[Any, Any]] = {}
-    for param, stride in zip(function.params, strides, strict=False):
-        kind = param.ty
-        alignment = max(1, tvm.DataType(str(kind.dtype)).bits // 8)
-        fresh = tirx.decl_buffer(
-            kind.shape, str(kind.dtype), param.name, data_alignment=alignment,
-            strides=list(stride) if stride is not None else None,
-        )  # fmt: skip
-        swap[param.name] = (param, fresh)
+    kind = buffer.ty
+    alignment = max(1, tvm.DataType(str(kind.dtype)).bits // 8)
+    return tirx.decl_buffer(
+        kind.shape, str(kind.dtype), buffer.name, data_alignment=alignment,
+        strides=list(strides) if strides is not None else None,
+    )  # fmt: skip
+
+
+def _swap(node: Any, pairs: Sequence[tuple[Any, Any]]) -> Any:
+    """`node` with variables replaced."""
+    import tvm
+    import tvm_ffi
+
+    by_name: dict[str, list[tuple[Any, Any]]] = {}
+    for old, new in pairs:
+        by_name.setdefault(old.name, []).append((old, new))
 
     def replace_var(v: tvm.ir.Var) -> tvm.ir.Var:
-        pair = swap.get(v.name)
-        return pair[1] if pair is not None and v.same_as(pair[0]) else v
+        return next((new for old, new in by_name.get(v.name, ()) if v.same_as(old)), v)
 
     replace_var.__annotations__ = {"v": tvm.ir.Var, "return": tvm.ir.Var}
-    return tvm_ffi.structural_map(function, (tvm.ir.Var, replace_var))
+    return tvm_ffi.structural_map(node, (tvm.ir.Var, replace_var))
+
+
+def _expose(function: Any, name: str, strides: Sequence[Tir] | None) -> Any:
+    """The intermediate buffer `name` as the function's first parameter.
+
+    `root { alloc t; …t… }` → `f(t, …) { root { …t… } }`. TE has no output that later stages read.
+    """
+    from tvm import s_tir, tirx
+
+    realize = function.body
+    root = realize.block
+    found = next(b for b in root.alloc_buffers if b.name == name)
+    rest = [b for b in root.alloc_buffers if not b.same_as(found)]
+    block = s_tir.SBlock(
+        root.iter_vars, root.reads, root.writes, root.name_hint, root.body, root.init, rest,
+        root.match_buffers, root.annotations,
+    )  # fmt: skip
+    body = s_tir.SBlockRealize(realize.iter_values, realize.predicate, block)
+    fresh = _declare(found, strides)
+    made = tirx.PrimFunc(
+        [found, *function.params], body, function.ret_type, function.attrs
+    )
+    return _swap(made, [(found, fresh)])
 
 
 def identity(op: str, dtype: DType) -> Tir:

@@ -60,22 +60,50 @@ def _row_read(node: Expr, stage: Stage, rows: tuple[Axis, ...]) -> bool:
                for h in hits)  # fmt: skip
 
 
-def _joins_epilogue(cluster: _Cluster, stage: Stage, kind: str) -> bool:
-    """Pointwise consumer of a contraction or softmax_sum, element for element."""
-    head = cluster.stages[0]
+def _joins_epilogue(graph: Graph, cluster: _Cluster, stage: Stage, kind: str) -> bool:
+    """The one pointwise consumer of a contraction or softmax_sum, element for element."""
+    if cluster.kind == "softmax_sum":
+        own = [s for s in cluster.stages if _kind(s) != "contraction"]
+    else:
+        own = cluster.stages
+    head = own[0]
+    shared = head in graph.outputs or len(graph.consumers(head)) > 1
     if kind == "softmax_sum" and cluster.kind == "softmax_sum":
-        return _source(head.expr) is _source(stage.expr)
+        return _same_rows(_source(head.expr), _source(stage.expr))
     return (
         kind == "map"
-        and len(cluster.stages) == 1 + (cluster.kind == "softmax_sum" and len(cluster.stages) > 1)
+        and len(own) == 1 + (cluster.kind == "softmax_sum" and len(own) > 1)
         and head in reads(stage.expr)
         and set(stage.axes) == set(head.axes)
         and _reads_at(stage.expr, head, head.axes)
+        and not shared
     )
 
 
-def _source(node: Expr) -> Expr:
-    return node.source if isinstance(node, forms.LogSumExp) else node
+def _source(node: Expr) -> forms.SoftmaxSum:
+    source = node.source if isinstance(node, forms.LogSumExp) else node
+    assert isinstance(source, forms.SoftmaxSum)
+    return source
+
+
+def _same_rows(a: forms.SoftmaxSum, b: forms.SoftmaxSum) -> bool:
+    return a.score is b.score and a.value is b.value and a.where is b.where
+
+
+def _under_score(graph: Graph, stage: Stage) -> bool:
+    """A contraction that only the scores of softmax_sums read, element for element."""
+    readers = graph.consumers(stage)
+    if contraction(stage.expr) is None or stage in graph.outputs or not readers:
+        return False
+    if any(not isinstance(r.expr, (forms.SoftmaxSum, forms.LogSumExp)) for r in readers):
+        return False
+    first = _source(readers[0].expr)
+    others = [first.value, *([] if first.where is None else [first.where])]
+    return (
+        all(_same_rows(first, _source(r.expr)) for r in readers)
+        and _reads_at(first.score, stage, stage.axes)
+        and all(stage not in reads(node) for node in others)
+    )
 
 
 def _joins_scan(cluster: _Cluster, stage: Stage) -> bool:
@@ -106,13 +134,13 @@ def _promotes(cluster: _Cluster, stage: Stage, kind: str) -> bool:
     return False
 
 
-def _joins(cluster: _Cluster, stage: Stage, kind: str) -> bool:
+def _joins(graph: Graph, cluster: _Cluster, stage: Stage, kind: str) -> bool:
     if _promotes(cluster, stage, kind):
         return True
     if cluster.kind == "rows":
         return _joins_rows(cluster, stage, kind)
     if cluster.kind in ("contraction", "softmax_sum"):
-        return _joins_epilogue(cluster, stage, kind)
+        return _joins_epilogue(graph, cluster, stage, kind)
     if cluster.kind == "scan":
         return _joins_scan(cluster, stage)
     return cluster.kind == "topk" and _joins_top_k(cluster, stage)
@@ -127,13 +155,18 @@ def _blocked(clusters: list[_Cluster], index: int, stage: Stage) -> bool:
 def partition(graph: Graph) -> tuple[Group, ...]:
     """The graph's stages as groups, in an order in which they can run."""
     clusters: list[_Cluster] = []
+    waiting: list[Stage] = []
     for stage in graph.stages:
+        if _under_score(graph, stage):
+            waiting.append(stage)
+            continue
         kind = _kind(stage)
         home = next((c for i, c in enumerate(clusters)
-                     if _joins(c, stage, kind) and not _blocked(clusters, i, stage)), None)  # fmt: skip
+                     if _joins(graph, c, stage, kind) and not _blocked(clusters, i, stage)), None)  # fmt: skip
         if home is None:
             home = _Cluster(kind, stage.axes if kind == "rows" else ())
             clusters.append(home)
+            home.stages += [s for s in waiting if s in reads(stage.expr)]
         home.stages.append(stage)
     return tuple(_group(graph, c) for c in clusters)
 

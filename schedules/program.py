@@ -66,7 +66,8 @@ def build(graph: Graph, rules: Sequence[Rule], caps: Capability, unit: frozenset
         emitter = Emitter(group, Lowering(dims, scalars, FUNCTIONS), strides_of)
         schedule = rule.lower(emitter, group, caps, config)
         kernels.append(emitter.kernel(schedule, rule.name, config))
-    return Program(graph, tuple(kernels), plan(groups, graph.outputs), dims, scalars, strides)
+    workspace = plan(groups, graph.outputs, [k.scratch for k in kernels])
+    return Program(graph, tuple(kernels), workspace, dims, scalars, strides)
 
 
 def _strides(tensor: Tensor, unit: bool) -> tuple[Any, ...]:

@@ -48,19 +48,23 @@ def order(groups: Sequence[Group]) -> tuple[Group, ...]:
                  if kind == "kernel")  # fmt: skip
 
 
-def plan(groups: Sequence[Group], keep: Sequence[Stage]) -> WorkspacePlan:
+def plan(
+    groups: Sequence[Group], keep: Sequence[Stage], scratch: Sequence[Sequence[Stage]] = ()
+) -> WorkspacePlan:
     """Assign each tensor between kernels, `keep` (the results) apart, a place in the arena.
 
-    Two tensors share a slot when the last reader of one runs before the writer of the other.
+    `scratch[i]` are tensors that kernel i alone uses. Two tensors share a slot when the last reader of one runs before the writer of the other.
     """
     dag = dataflow(groups)
     position = {("kernel", i): i for i in range(len(groups))}
     slots: list[tuple[int, Expr, list[Stage]]] = []
     for i, group in enumerate(groups):
-        for stage in group.outputs:
+        own = scratch[i] if scratch else ()
+        for stage in (*group.outputs, *own):
             if stage in keep:
                 continue
-            readers = dag.successors(("tensor", stage.name))
+            node = ("tensor", stage.name)
+            readers = dag.successors(node) if node in dag else ()
             until = max((position[r] for r in readers), default=i)
             size = align(_bytes(stage), ALIGNMENT)
             free = next((n for n, (end, _, _) in enumerate(slots) if end < i), None)

@@ -8,8 +8,16 @@ from ..rule import Rule
 def rules() -> tuple[Rule, ...]:
     """The rules in the order they are tried."""
     from .columns import Columns
+    from .contraction import Contraction
     from .fallback import Fallback
     from .pointwise import Pointwise
     from .rows import Rows
+    from .scan import Scan
+    from .scatter_add import ScatterAdd
+    from .softmax_sum import SoftmaxSumRows
+    from .top_k import TopK
 
-    return (Rows(), Columns(), Pointwise(), Fallback())
+    return (
+        SoftmaxSumRows(), Contraction(), Rows(), Columns(), Pointwise(), Scan(), TopK(), ScatterAdd(),
+        Fallback(),
+    )  # fmt: skip

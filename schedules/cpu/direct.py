@@ -8,15 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
-from ...dsl.dtypes import DType
 from ...dsl.expr import Stage, Tensor
 from ...dsl.lower import encode, storage
 from ..emit import Emitter
 from .loops import static
 
 Tir = Any
+
+
+@dataclass(frozen=True)
+class Written:
+    """A finished function where a `tvm.s_tir.Schedule` is expected: `mod["main"]`."""
+
+    mod: dict[str, Any]
 
 
 class Nest:
@@ -91,7 +98,7 @@ class Nest:
         self.blocks.append([])
         yield
         body = self.close()
-        self.add(tirx.IfThenElse(condition, body))
+        self.add(tirx.IfThenElse(condition, body, None))
 
     @contextmanager
     def repeat(self, condition: Tir) -> Iterator[None]:
@@ -172,15 +179,10 @@ class Nest:
             total = total * extent
         return total
 
-    def finish(self) -> Any:
+    def finish(self) -> Written:
         """The kernel: a PrimFunc over the group's tensors, then dims and scalars."""
         from tvm import tirx
 
         lowering = self.emitter.lowering
         numbers = [*lowering.dims.values(), *lowering.scalars.values()]
-        return tirx.PrimFunc([*self.params, *numbers], self.close())
-
-
-def value_type(dtype: DType) -> str:
-    """The TIR type a value of `dtype` is computed in."""
-    return {"bfloat16": "float32", "bool": "bool"}.get(dtype.name, dtype.name)
+        return Written({"main": tirx.PrimFunc([*self.params, *numbers], self.close())})

@@ -112,12 +112,9 @@ class _Recurrence:
         self.size = emitter.size
         self.vector, self.unroll = caps.lanes(), config.unroll
         self.column = _column(group, scan)
-        mine = set(free_axes(scan))
-        outer = [a for a in free_axes(scan) if a is not scan.along and a not in scan.axes]
-        self.outer = tuple(a for a in outer if all(a in s.axes for s in group.stages))
-        assert len(self.outer) == len(outer)
-        self.extra = {id(s): tuple(a for a in s.axes if a not in mine and a not in scan.axes)
-                      for s in group.stages}  # fmt: skip
+        self.outer = tuple(
+            a for a in free_axes(scan) if a is not scan.along and a not in scan.axes
+        )
         self.env: dict[Axis, Any] = {}
         self.start: Any = None
         self.width: Any = None
@@ -205,7 +202,7 @@ class _Recurrence:
                 serial(rest[1:], then)
 
         def vectors() -> None:
-            if self.column not in axes:
+            if not any(a is self.column for a in axes):
                 body(env)
                 return
 

@@ -16,6 +16,7 @@ from ....dsl.host import identifier, source
 from ....dsl.lower import Lowering, storage
 from ....schedules.program import Program
 from ...plan import LaunchPlan, Slot
+from .guards import split_vector_guards
 
 _DL_CPU = 1
 _PARTITION = {
@@ -79,7 +80,8 @@ def _loop_passes(target: Any) -> Any:
         t.BindTarget(target), s.CanonicalizeLoop(), s.LowerInitBlock(),
         s.PlanAndUpdateBufferAllocationLocation(), s.ConvertBlocksToOpaque(),
         s.CompactBufferAllocation(), s.LowerMatchBuffer(), s.StmtSimplify(), s.LowerOpaqueBlock(),
-        t.FlattenBuffer(), s.LoopPartition(), t.VectorizeLoop(True), t.StorageRewrite(),
+        t.FlattenBuffer(), s.LoopPartition(), split_vector_guards(), t.VectorizeLoop(True),
+        t.StorageRewrite(),
         s.HoistIfThenElse(), t.UnrollLoop(), s.RenormalizeSplitPattern(), t.StmtSimplify(),
         t.RemoveNoOp(), s.RewriteUnsafeSelect(), t.CommonSubexprElim(),
     ])  # fmt: skip
@@ -148,10 +150,11 @@ def _entry(program: Program, bodies: list[Any], slots: tuple[Slot, ...]) -> Any:
                 bound[tensor.name] = pointer
             statements.append(tirx.DeclBuffer(param, data=bound[tensor.name]))
         statements.append(body.body)
-    statements.append(Return(tirx.IntImm("int32", 0)))
     body: Any = tirx.SeqStmt(statements)
     for key, number in (("device_id", 0), ("device_type", _DL_CPU)):
         body = tirx.AttrStmt(StringImm("default"), key, tirx.IntImm("int32", number), body)
+    # Outside, or the release of scratch memory that ends the sequence would come after it.
+    body = tirx.SeqStmt([body, Return(tirx.IntImm("int32", 0))])
     function = tirx.PrimFunc([args], body, ret_type=PrimType("int32"))
     return function.with_attr("tirx.noalias", True).with_attr("calling_conv", 0)
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ....schedules.program import Program
     from ....schedules.rule import Rule
     from ...cache import DiskCache
+    from ...signature import Signature
 
 
 class Llvm:
@@ -59,10 +60,12 @@ class Llvm:
             )  # fmt: skip
         return Status(True, True, f"{cpu.model_name()}; links with {' '.join(compiler)}")
 
-    def export(self, program: Program, entry: str, arch: str, folder: Path) -> dict[str, Any]:
+    def export(
+        self, program: Program, signature: Signature, arch: str, folder: Path
+    ) -> dict[str, Any]:
         from .export import export
 
-        return export(program, entry, arch, folder)
+        return export(program, signature, arch, folder)
 
 
 class HostDriver:

@@ -1,0 +1,215 @@
+"""Scaled dot-product attention with grouped heads, masks, bias, soft cap and causal masks."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from ..dsl import (
+    In,
+    Option,
+    Out,
+    Param,
+    axes,
+    bool_,
+    dim,
+    f16,
+    f32,
+    finite,
+    log_sum_exp,
+    op,
+    require,
+    softmax_sum,
+    sum,
+    tanh,
+)
+from ..dsl.dtypes import bf16
+from ..dsl.errors import AttentionError
+
+ALIGNMENTS = ("top_left", "bottom_right")
+
+
+@dataclass(frozen=True)
+class AttentionOptions:
+    """What attention computes, besides its tensors.
+
+    Parameters
+    ----------
+    scale : float, optional
+        Factor of the scores; None is 1/√D.
+    softcap : float, optional
+        c > 0 turns a scaled score s into c·tanh(s/c), before bias and mask.
+    is_causal : bool
+        Row i keeps keys j ≤ i (top_left) or j ≤ i + K − Q (bottom_right).
+    causal_alignment : str
+        "top_left" (as torch) or "bottom_right" (decoding: the last row sees every key).
+    """
+
+    scale: float | None = None
+    softcap: float | None = None
+    is_causal: bool = False
+    causal_alignment: str = "top_left"
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """How attention is computed: a constraint on the kernels, the same results."""
+
+
+@dataclass(frozen=True)
+class Fallback(Strategy):
+    """Plain kernels on the device of the tensors; runs everywhere."""
+
+
+@dataclass(frozen=True)
+class FlashUnit(Strategy):
+    """Tiled with online softmax, on plain arithmetic units."""
+
+
+@dataclass(frozen=True)
+class FlashAccelerated(Strategy):
+    """Tiled with online softmax, on matrix units."""
+
+
+@dataclass(frozen=True)
+class Autotune(Strategy):
+    """Whichever strategy and configuration is measured to be fastest."""
+
+
+_MISSING = {
+    FlashUnit: "a target with tiled attention kernels",
+    FlashAccelerated: "a target with matrix units and tiled attention kernels",
+    Autotune: "a tuner, and none is enabled",
+}
+
+
+def _kernel(query: Any, key: Any, value: Any, mask: Any, attn_bias: Any, scale: Any, softcap: Any,
+            causal: str, capped: bool) -> Any:  # fmt: skip
+    """softmax over j of the masked scores times value, as the form `softmax_sum`."""
+    heads, shared = dim("Hq"), dim("Hkv")
+    divides = (shared > 0) & (heads % shared == 0) if shared is not heads else True
+    require(divides, "Hq divisible by Hkv", Hq=heads, Hkv=shared)
+    require(finite(scale), "scale finite", scale=scale)
+    b, h, i, j, d, e = axes("B", "Hq", "Q", "K", "D", "Dv")
+    group = h // (heads // shared)
+    score = scale * sum(query[b, h, i, d] * key[b, group, j, d], over=d)
+    if capped:
+        require(finite(softcap) & (softcap > 0), "softcap finite and > 0", softcap=softcap)
+        score = softcap * tanh(score / softcap)
+    if attn_bias is not None:
+        score = score + attn_bias[b, h, i, j]
+    keep = None if mask is None else mask[b, h, i, j]
+    if causal != "none":
+        seen = j <= (i if causal == "top_left" else i + (dim("K") - dim("Q")))
+        keep = seen if keep is None else seen & keep
+    return softmax_sum(score, value[b, group, j, e], over=j, where=keep)
+
+
+_SCORES = ("B", "Hq", "Q", "K")
+_EXAMPLE = {"B": 1, "Hq": 8, "Hkv": 2, "Q": 64, "K": 96, "D": 64, "Dv": 64}
+
+
+@op(out=Out("B", "Hq", "Q", "Dv"), static=("D", "Dv"), example=_EXAMPLE, error=AttentionError,
+    name="attention")  # fmt: skip
+def attention_op(
+    query: Any = In("B", "Hq", "Q", "D"),
+    key: Any = In("B", "Hkv", "K", "D"),
+    value: Any = In("B", "Hkv", "K", "Dv"),
+    mask: Any = In(*_SCORES, dtype=bool_, optional=True, broadcast=True),
+    attn_bias: Any = In(*_SCORES, dtype=(f32, f16, bf16), optional=True, broadcast=True),
+    *,
+    scale: Any = Param(),
+    softcap: Any = Param(0.0),
+    causal: str = Option("none", ("none", *ALIGNMENTS)),
+    capped: bool = Option(False, (False, True)),
+) -> Any:
+    """Σⱼ softmax(scale · query·keyⱼ) · valueⱼ; a row that keeps nothing is 0."""
+    return _kernel(query, key, value, mask, attn_bias, scale, softcap, causal, capped)
+
+
+@op(out=(Out("B", "Hq", "Q", "Dv"), Out("B", "Hq", "Q", dtype=f32, name="lse")),
+    static=("D", "Dv"), example=_EXAMPLE, error=AttentionError, name="attention_lse")  # fmt: skip
+def attention_lse_op(
+    query: Any = In("B", "Hq", "Q", "D"),
+    key: Any = In("B", "Hkv", "K", "D"),
+    value: Any = In("B", "Hkv", "K", "Dv"),
+    mask: Any = In(*_SCORES, dtype=bool_, optional=True, broadcast=True),
+    attn_bias: Any = In(*_SCORES, dtype=(f32, f16, bf16), optional=True, broadcast=True),
+    *,
+    scale: Any = Param(),
+    softcap: Any = Param(0.0),
+    causal: str = Option("none", ("none", *ALIGNMENTS)),
+    capped: bool = Option(False, (False, True)),
+) -> Any:
+    """`attention_op` and the log-sum-exp of each row's scores, natural base."""
+    mean = _kernel(query, key, value, mask, attn_bias, scale, softcap, causal, capped)
+    return mean, log_sum_exp(mean)
+
+
+def attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    mask: Any = None,
+    attn_bias: Any = None,
+    options: AttentionOptions = AttentionOptions(),
+    strategy: Strategy | None = None,
+    return_lse: bool = False,
+    *,
+    out: Any = None,
+) -> Any:
+    """Scaled dot-product attention.
+
+    Parameters
+    ----------
+    query, key, value : array [B, Hq, Q, D], [B, Hkv, K, D], [B, Hkv, K, Dv]
+        f32, f16 or bf16, all the same; Hq divisible by Hkv. Any strides. Arithmetic is f32.
+    mask : bool array, optional
+        Broadcastable to [B, Hq, Q, K]; True keeps a key. What is masked has no influence, be it
+        NaN or infinite.
+    attn_bias : array, optional
+        f32, f16 or bf16, broadcastable to [B, Hq, Q, K]; added to the scores.
+    options : AttentionOptions
+    strategy : Strategy, optional
+        None or `Fallback()`.
+    return_lse : bool
+        Return (result, lse) with lse the natural log-sum-exp of the scores, f32 [B, Hq, Q].
+    out : array [B, Hq, Q, Dv], or (result, lse) with `return_lse`, optional
+        Receives the result.
+
+    Returns
+    -------
+    array [B, Hq, Q, Dv] in query's dtype. A row that keeps nothing, or whose scores are all −inf,
+    is 0 and its lse −inf.
+
+    Raises
+    ------
+    AttentionError
+        On shapes, dtypes, options or a strategy that do not fit.
+    """
+    chosen = strategy if strategy is not None else Fallback()
+    if not isinstance(chosen, Fallback):
+        missing = _MISSING.get(type(chosen), "one of Fallback, FlashUnit, FlashAccelerated, Autotune")
+        raise AttentionError(f"{type(chosen).__name__} needs {missing}, got the llvm target")
+    if options.causal_alignment not in ALIGNMENTS:
+        raise AttentionError(
+            f"needs causal_alignment among {list(ALIGNMENTS)}, got {options.causal_alignment!r}"
+        )
+    settings: dict[str, Any] = {
+        "scale": _scale(options, query),
+        "causal": options.causal_alignment if options.is_causal else "none",
+        "capped": options.softcap is not None,
+    }
+    if options.softcap is not None:
+        settings["softcap"] = options.softcap
+    run = attention_lse_op if return_lse else attention_op
+    return run(query, key, value, mask, attn_bias, out=out, **settings)
+
+
+def _scale(options: AttentionOptions, query: Any) -> float:
+    if options.scale is not None:
+        return options.scale
+    shape = getattr(query, "shape", ())
+    depth = shape[-1] if len(shape) == 4 else 1
+    return 1 / math.sqrt(depth) if depth else 1.0

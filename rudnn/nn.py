@@ -1,0 +1,14 @@
+"""Linear layers, matrix products, embeddings, pointwise and structured operators."""
+
+from __future__ import annotations
+
+from .ops.embedding import embedding
+from .ops.linear import batched_matmul_backward as matmul_backward
+from .ops.linear import linear_backward
+from .ops.packing import PackedWeight, linear, matmul
+from .ops.pointwise import add, gelu, gelu_backward, mul, silu, silu_backward
+
+__all__ = [
+    "PackedWeight", "add", "embedding", "gelu", "gelu_backward", "linear", "linear_backward",
+    "matmul", "matmul_backward", "mul", "silu", "silu_backward",
+]  # fmt: skip

@@ -1,0 +1,66 @@
+"""What an app links: the object, its header, the native runtime's source, an example host."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+from ....schedules.program import Program
+from ...signature import Signature
+from . import compile as codegen
+from . import cpu, toolchain
+from .c_header import Header
+from .c_host import Host, build_command
+
+SUPPORT = (*toolchain.EMBED_FILES, "rudnn_embed.h", "rudnn_example.h")
+# TVM puts its conversions of half precision into every module as weak functions. In an app they
+# would stand in for the compiler library's, whose calling convention is another.
+_WEAK = re.compile(r"^define weak (dso_local )?(?=[^@\n]*@__(?:truncsfhf2|extendhfsf2)\()", re.M)
+
+
+def export(program: Program, signature: Signature, arch: str, folder: Path) -> dict[str, Any]:
+    """Write everything into `folder`; the manifest's target part.
+
+    The kernel is `int32_t NAME_entry(const int64_t *args)`, its arguments as the plan's slots say.
+    Raises CompileError.
+    """
+    name = signature.name
+    target = cpu.tvm_target(arch)
+    module, plan = codegen.lower(program, f"{name}_entry", target)
+    _write_object(codegen.build(module, target), folder, name)
+    header = Header(
+        signature, plan, signature.c(program.workspace.total),
+        signature.c(codegen.work(program.graph)), _small_work(),
+    )  # fmt: skip
+    (folder / f"{name}.h").write_text(header.text())
+    (folder / f"{name}_host.c").write_text(Host(signature, header).text())
+    for support in SUPPORT:
+        shutil.copyfile(toolchain.NATIVE / support, folder / support)
+    made = [f"{name}.o", f"{name}.ll", f"{name}.h", f"{name}_host.c", *SUPPORT]
+    return {
+        "function": name, "header": f"{name}.h", "object": f"{name}.o", "build": build_command(name),
+        "plan": plan.to_json(),
+        "workspace_bytes": {"python": signature.public(plan.workspace), "c": header.workspace},
+        "small_work": header.small_work,
+        "work": {"python": signature.public(plan.work), "c": header.work},
+        "cpu": {"triple": str(target.attrs["mtriple"]), "cpu": str(target.attrs["mcpu"])},
+        "files": made,
+    }  # fmt: skip
+
+
+def _write_object(built: Any, folder: Path, name: str) -> None:
+    """NAME.ll and NAME.o of a compiled module."""
+    import tvm
+
+    text = folder / f"{name}.ll"
+    text.write_text(_WEAK.sub("define internal ", built.inspect_source("ll")))
+    module = tvm.get_global_func("ffi.Module.load_from_file.ll")(str(text), "ll")
+    module.write_to_file(str(folder / f"{name}.o"), "o")
+
+
+def _small_work() -> int:
+    from ...call import SMALL_WORK
+
+    return SMALL_WORK

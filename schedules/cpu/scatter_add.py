@@ -1,0 +1,121 @@
+"""Sums grouped by an index: each task owns columns of the result and adds the points in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ...dsl import forms
+from ...dsl.expr import Axis, Form, free_axes, walk
+from ..capability import Capability
+from ..emit import Emitter
+from ..group import Group
+from ..rule import Config, Rejection, check, first_rejection
+from .direct import Nest
+from .loops import static
+
+
+@dataclass(frozen=True)
+class ScatterAddConfig(Config):
+    """`tile` columns of the result a task; `unroll` vectors at a time."""
+
+    tile: int = 256
+    unroll: int = 4
+
+
+class ScatterAdd:
+    """`parallel rows, column tiles: result ← 0; for points in order: result[at] += value`.
+
+    A column is summed by one task in the order of the points, so the bits do not depend on the
+    number of threads. An index outside the result adds nowhere.
+    """
+
+    name = "scatter_add"
+
+    def match(self, group: Group, caps: Capability) -> Rejection | None:
+        (head, *others) = group.stages
+        node = head.expr
+        if not isinstance(node, forms.ScatterAdd):
+            return Rejection("needs a scatter_add")
+        nested = [n for e in (node.value, node.at) for n in walk(e) if isinstance(n, Form)]
+        return first_rejection(
+            check(not others, "needs one stage"),
+            check(not nested, "needs pointwise values and indices"),
+            check(node.target in head.axes, "needs the target axis in the result"),
+            check(head.dtype == node.dtype, f"needs a result of {node.dtype}, got {head.dtype}"),
+        )
+
+    def default(self, group: Group, caps: Capability) -> ScatterAddConfig:
+        return ScatterAddConfig()
+
+    def space(self, group: Group, caps: Capability) -> Iterator[ScatterAddConfig]:
+        for tile in (256, 64, 128, 512, 1024):
+            yield ScatterAddConfig(tile)
+
+    def lower(
+        self, emitter: Emitter, group: Group, caps: Capability, config: ScatterAddConfig
+    ) -> Any:
+        from tvm import tirx
+
+        (stage,) = group.stages
+        node = stage.expr
+        assert isinstance(node, forms.ScatterAdd)
+        nest, at = Nest(emitter), emitter.lowering.expr
+        out = nest.targets[id(stage)]
+        column = _column(stage.axes, node)
+        kept = [a for a in stage.axes if a is not node.target and a is not column]
+        extents = [emitter.size(a.extent) for a in kept]
+        env: dict[Axis, Any] = {}
+        width: Any = nest.number(1)
+        start: Any = nest.number(0)
+        if column is not None:
+            columns = emitter.size(column.extent)
+            tile = nest.number(min(static(columns) or config.tile, config.tile))
+            extents.append(nest.simple(tirx.floordiv(columns + tile - 1, tile)))
+
+        def each(body: Any) -> None:
+            if column is None:
+                body(env)
+            else:
+                nest.lanes(width, caps.lanes(), config.unroll,
+                           lambda j: body(env | {column: start + j}))  # fmt: skip
+
+        def place(where: dict[Axis, Any]) -> list[Any]:
+            return [where[a] for a in stage.axes]
+
+        with nest.loop("task", nest.product(extents), "parallel") as task:
+            index = nest.unflatten(task, extents)
+            for axis, value in zip(kept, index, strict=False):
+                env[axis] = nest.bind(axis.name, value)
+            if column is not None:
+                start = nest.bind("start", index[-1] * tile)
+                width = nest.bind("width", tirx.min(tile, columns - start))
+            zero = tirx.const(0.0, "float32")
+            with nest.loop("row", emitter.size(node.target.extent)) as row:
+                env[node.target] = row
+                each(lambda where: nest.store(out, place(where), zero))
+            del env[node.target]
+
+            def points(rest: tuple[Axis, ...]) -> None:
+                if rest:
+                    with nest.loop(rest[0].name, emitter.size(rest[0].extent)) as var:
+                        env[rest[0]] = var
+                        points(rest[1:])
+                    return
+                goal = nest.bind("goal", at(node.at, env))
+                extent = emitter.size(node.target.extent)
+                with nest.when(tirx.all(goal >= 0, goal < extent)):
+                    env[node.target] = goal
+                    each(lambda where: nest.store(
+                        out, place(where), out[tuple(place(where))] + at(node.value, where)
+                    ))  # fmt: skip
+
+            points(node.over)
+        return nest.finish()
+
+
+def _column(axes: tuple[Axis, ...], node: forms.ScatterAdd) -> Axis | None:
+    """The last axis of the result that only the value has."""
+    mine = free_axes(node.at)
+    return next((a for a in reversed(axes) if a is not node.target and a not in mine), None)

@@ -1,0 +1,159 @@
+"""What tiled loop nests need besides `Nest`: vectors, registers, strips, transposing copies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+from ...dsl.dtypes import DType, f32
+from ...dsl.expr import (
+    Axis,
+    Binary,
+    Const,
+    DimRef,
+    Expr,
+    Read,
+    Tensor,
+    cast,
+    free_axes,
+    rebuild,
+    walk,
+)
+from ..emit import Emitter
+from .direct import Nest
+
+Tir = Any
+
+
+def index(value: Tir) -> Tir:
+    """A Python int as an int64 literal; expressions pass through."""
+    from tvm import tirx
+
+    return tirx.IntImm("int64", value) if isinstance(value, int) else value
+
+
+def real(value: float) -> Tir:
+    """A float32 literal."""
+    from tvm import tirx
+
+    return tirx.const(value, "float32")
+
+
+def ceil_div(a: Tir, b: int) -> Tir:
+    """⌈a / b⌉ for a ≥ 0 and a positive constant b."""
+    return (a + index(b - 1)) // index(b)
+
+
+class Tiling(Nest):
+    """A `Nest` whose statements are vectors and register tiles."""
+
+    def __init__(self, emitter: Emitter) -> None:
+        super().__init__(emitter)
+        self._settled: dict[int, Expr] = {}
+
+    def put(self, buffer: Tir, at: Sequence[Tir], value: Tir) -> None:
+        """buffer[at] = value; ints among the indices are literals."""
+        self.store(buffer, [index(i) for i in at], value)
+
+    def scratch(self, name: str, shape: Sequence[Tir], dtype: str = "float32") -> Tir:
+        """Memory of this thread for the rest of the block; contents are undefined."""
+        return self._allocate(name, shape, dtype, "global")
+
+    def registers(self, name: str, shape: Sequence[int], dtype: str = "float32") -> Tir:
+        """A small array that lives in registers as long as all its indices are constants."""
+        return self._allocate(name, shape, dtype, "local")
+
+    def _allocate(self, name: str, shape: Sequence[Tir], dtype: str, scope: str) -> Tir:
+        from tvm import tirx
+
+        extents = [index(e) for e in shape]
+        buffer = tirx.decl_buffer(
+            extents, dtype, self.emitter.name(name), scope=scope, data_alignment=64
+        )
+        self.add(tirx.AllocBuffer(buffer))
+        return buffer
+
+    def vector(self, width: int) -> AbstractContextManager[Tir]:
+        """Statements for `width` lanes at once; yields the lane."""
+        return self.loop("lane", index(width), "vector" if width > 1 else "serial")
+
+    @contextmanager
+    def otherwise(self) -> Iterator[None]:
+        """The else of the `when` just closed."""
+        from tvm import tirx
+
+        self.blocks.append([])
+        yield
+        body = self.close()
+        last = self.blocks[-1].pop()
+        self.add(tirx.IfThenElse(last.condition, last.then_case, body))
+
+    def strip(self, count: int, lanes: int, body: Callable[[Tir, int], None]) -> None:
+        """`body(first, width)` over 0 … count − 1: whole vectors in a loop, then the rest."""
+        whole = count // lanes
+        if whole == 1:
+            body(index(0), lanes)
+        elif whole > 1:
+            with self.loop("vector", index(whole)) as v:
+                body(v * index(lanes), lanes)
+        if count % lanes:
+            body(index(whole * lanes), count % lanes)
+
+    def transposed(
+        self, rows: Tir, columns: Tir, copy: Callable[[Tir, Tir], None], edge: int = 4
+    ) -> None:
+        """`copy(row, column)` over a rectangle in squares, the row being the vector axis.
+
+        A square of loads along columns and stores along rows is what LLVM turns into loads,
+        shuffles and stores of whole vectors.
+        """
+        square = index(edge)
+        high = self.bind("rows_whole", rows - rows % square)
+        wide = self.bind("columns_whole", columns - columns % square)
+        with self.loop("i", high // square) as i, self.loop("j", wide // square) as j:
+            for across in range(edge):
+                with self.vector(edge) as lane:
+                    copy(i * square + lane, j * square + index(across))
+        with self.loop("i", high) as i, self.loop("j", columns - wide) as j:
+            copy(i, wide + j)
+        with self.loop("i", rows - high) as i, self.loop("j", columns) as j:
+            copy(high + i, j)
+
+    def size(self, value: Any) -> Tir:
+        return self.emitter.size(value)
+
+    def value(self, node: Expr, env: dict[Axis, Tir]) -> Tir:
+        """`node` at a point."""
+        return self.emitter.lowering.expr(node, env)
+
+    def real(self, node: Expr, env: dict[Axis, Tir]) -> Tir:
+        """`node` at a point, as float32."""
+        return self.value(cast(node, f32), env)
+
+    def settle(self, node: Expr, env: dict[Axis, Tir]) -> Expr:
+        """`node` with the divisions that depend on the axes of `env` alone computed here, once."""
+        found = self._settled.get(id(node))
+        if found is None:
+            if _divides(node) and all(a in env for a in free_axes(node)):
+                found = self._held(self.bind("part", self.value(node, env)), node.dtype)
+            else:
+                children = tuple(self.settle(c, env) for c in node.children())
+                found = rebuild(node, children) if children else node
+            self._settled[id(node)] = found
+        return found
+
+    def _held(self, var: Tir, dtype: DType) -> Expr:
+        """A leaf that stands for a variable."""
+        tensor = Tensor("held", (), dtype)
+        self.emitter.lowering.readers[id(tensor)] = lambda: var
+        return Read(tensor, (), None, dtype)
+
+
+def _divides(node: Expr) -> bool:
+    """A division of axes: one that reads nothing."""
+    return (
+        isinstance(node, Binary) and node.op in ("floordiv", "mod") and node.dtype.is_int
+        and bool(free_axes(node))
+        and all(isinstance(n, (Axis, Binary, Const, DimRef)) for n in walk(node))
+    )  # fmt: skip

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..dsl.declare import Declaration, In, Spec
 from ..dsl.dtypes import DType, f32
@@ -109,7 +109,7 @@ class Request:
                 self.fail(f"a rank ≥ 0 for {pack}", rank)
         self.ranks = {pack: ranks.get(pack, 1) for pack in packs}
 
-    def fail(self, needs: str, got: Any) -> None:
+    def fail(self, needs: str, got: Any) -> NoReturn:
         raise self.declaration.error(f"{self.declaration.name} needs {needs}, got {got}")
 
     def slots(self) -> dict[str, str]:
@@ -165,7 +165,7 @@ class Request:
         value = getattr(value, "default", value)
         if not isinstance(value, int):
             self.fail(f"a size of {name}", "none, and the declaration has no example of it")
-        return value  # type: ignore[return-value]
+        return value
 
     def examples(self, spec: Spec) -> dict[str, int]:
         """The size of each dim to show the operator with, by slot."""
@@ -212,6 +212,7 @@ class Request:
         for choice in choices:
             if type(choice) is type(value) and choice == value:
                 return choice
+        for choice in choices:
             if isinstance(value, str) and str(choice).lower() == value.lower():
                 return choice
         self.fail(f"{name} among {_listed(choices)}", repr(value))

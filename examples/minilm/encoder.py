@@ -10,6 +10,7 @@ import numpy as np
 import rudnn
 
 from .checkpoint import CheckpointError, Config
+from .pooling import mean_pool
 
 
 @dataclass(frozen=True)
@@ -104,13 +105,6 @@ class Encoder:
         for layer in self.layers:
             x = layer(x, keep)
         return x
-
-
-def mean_pool(hidden: np.ndarray, keep: np.ndarray) -> np.ndarray:
-    """Return the mean over the kept tokens, scaled to length 1: [B, T, H], [B, T] -> [B, H]."""
-    kept = np.where(keep[:, :, None], hidden, np.float32(0))
-    mean = kept.sum(axis=1) / np.maximum(keep.sum(axis=1, keepdims=True), 1).astype(np.float32)
-    return mean / np.maximum(np.linalg.norm(mean, axis=1, keepdims=True), np.float32(1e-12))
 
 
 class _Reader:

@@ -127,20 +127,11 @@ def _reduction(emitter: Emitter, stage: Stage, lanes: int, unroll: int) -> tuple
             f"{stage.name}_lanes",
         )
         current = partial
-        if width > lanes:
-            group = emitter.reduce_axis(last, emitter.index(width // lanes))
-            current = emitter.compute(
-                [*rows, emitter.index(lanes)],
-                lambda *i: fold(partial(*i[:-1], group * lanes + i[-1]), axis=group),
-                f"{stage.name}_fold",
-            )
+        for narrow in _narrowing(width, lanes):
+            current = _fold(emitter, stage, current, narrow, fold)
             folds.append(current.op.name)
-        lane = emitter.reduce_axis(last, emitter.index(lanes))
-        total = emitter.compute(
-            rows, lambda *i: fold(current(*i, lane), axis=lane), f"{stage.name}_total"
-        )
-        folds.append(total.op.name)
-        value.append(total)
+        total = current
+        value.append(lambda *i: total(*i, emitter.index(0)))
     if known is None or width == 0 or known % width:
         start = main * width
         rest = emitter.reduce_axis(last, count - start)
@@ -163,6 +154,27 @@ def _reduction(emitter: Emitter, stage: Stage, lanes: int, unroll: int) -> tuple
         tail.op.name if tail is not None else None,
         folds,
         made.op.name,
+    )
+
+
+def _narrowing(width: int, lanes: int) -> list[int]:
+    """Widths on the way from `width` partial results to one: a short tree, not a chain."""
+    steps = [lanes] if width > lanes else []
+    narrow = lanes
+    while narrow > 1:
+        narrow //= 2
+        steps.append(narrow)
+    return steps
+
+
+def _fold(emitter: Emitter, stage: Stage, wide: Any, narrow: int, fold: Any) -> Any:
+    """wide[…, W] → […, narrow], elements `narrow` apart combined."""
+    count = int(wide.shape[-1]) // narrow
+    step = emitter.reduce_axis(stage.axes[0], emitter.index(count))
+    return emitter.compute(
+        [*wide.shape[:-1], emitter.index(narrow)],
+        lambda *i: fold(wide(*i[:-1], step * narrow + i[-1]), axis=step),
+        f"{stage.name}_fold",
     )
 
 
@@ -190,11 +202,9 @@ def _place(
 
 
 def _vectorize_reduction(sch: Any, part: _Parts, lanes: int) -> None:
-    """`for w, k: lanes[w] ⊕= …` → `for k: unrolled vectors of w`."""
-    for name in (part.partial, *part.folds[:-1]):
-        if name is None:
-            continue
-        block = sch.get_sblock(name)
+    """`for w, k: lanes[w] ⊕= …` → `for k: unrolled vectors of w`; folds are unrolled whole."""
+    if part.partial is not None:
+        block = sch.get_sblock(part.partial)
         wide, *inner = sch.get_loops(block)[1:]
         if inner:
             sch.reorder(*inner, wide)
@@ -203,3 +213,11 @@ def _vectorize_reduction(sch: Any, part: _Parts, lanes: int) -> None:
         sch.unroll(chunks)
         if inner:
             sch.decompose_reduction(block, inner[0])
+    for name in part.folds:
+        block = sch.get_sblock(name)
+        *wide, step = sch.get_loops(block)[1:]
+        if wide:
+            sch.reorder(step, wide[0])
+            sch.vectorize(wide[0])
+        sch.unroll(step)
+        sch.decompose_reduction(block, step)

@@ -69,7 +69,7 @@ def split(group: Group) -> tuple[list[Stage], list[Stage], list[Stage]]:
         return list(group.stages), [], []
     before = list(group.stages[: forms_at[0]])
     after = list(group.stages[forms_at[0] :])
-    return before, [s for s in after if source(s)], [s for s in after if not source(s)]
+    return before, [s for s in after if source(s) is not None], [s for s in after if source(s) is None]
 
 
 def roles(group: Group) -> Roles | None:

@@ -18,6 +18,7 @@ path that leaves masked values out instead of multiplying them by 0.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,10 +117,8 @@ class Tiles:
         self._allocate()
         for (row, _, depth), buffer in zip(self.factors, self.queries, strict=True):
             self._load_queries(row, depth, buffer)
-        self._each_vector(lambda at: [
-            nest.put(self.top, [at], real(float("-inf"))),
-            nest.put(self.total, [at], real(0.0)),
-        ])  # fmt: skip
+        self._each_vector(lambda at, v, lane: nest.put(self.top, [at], real(float("-inf"))))
+        self._each_vector(lambda at, v, lane: nest.put(self.total, [at], real(0.0)))
         with nest.loop("row", index(self.rows)) as r:
             nest.strip(self.padded, self.lanes, lambda at, width: self._vector(
                 width, lambda lane: nest.put(self.sums, [r, at + lane], real(0.0))))
@@ -154,11 +153,11 @@ class Tiles:
         with self.nest.vector(width) as lane:
             body(lane)
 
-    def _each_vector(self, body: Any) -> None:
-        """`body(row)` for all rows of the tile, in vectors."""
+    def _each_vector(self, body: Callable[[Any, int, Any], None]) -> None:
+        """`body(row, vector, lane)` for all rows of the tile, in vectors."""
         for v in range(self.config.vectors):
             with self.nest.vector(self.lanes) as lane:
-                body(index(v * self.lanes) + lane)
+                body(index(v * self.lanes) + lane, v, lane)
 
     def _load_queries(self, node: Expr, depth: Axis, buffer: Any) -> None:
         def copy(row: Any, d: Any) -> None:
@@ -186,7 +185,7 @@ class Tiles:
             self._load_rows(key, depth, buffer)
         flags = None
         if self.keep is not None:
-            flags = nest.registers("flags", [self.lanes], "int32")
+            (flags,) = nest.registers("flags", 1, self.lanes, "int32")
             self._vector(self.lanes, lambda lane: nest.put(flags, [lane], _int(0)))
         self._load_rows(self.value, self.roles.column, self.values, flags)
         for side in self.sides.values():
@@ -236,7 +235,7 @@ class Tiles:
             return
         with nest.when(stride == index(0)), nest.loop("key", self.length) as j:
             value = nest.bind("shared", element(index(0), j))
-            self._each_vector(lambda at: nest.put(side.buffer, [j, at], value))
+            self._each_vector(lambda at, v, lane: nest.put(side.buffer, [j, at], value))
         with nest.otherwise():
             general()
 
@@ -255,23 +254,21 @@ class Tiles:
         depth = int(queries.ty.shape[0])
         tile = [(u, v) for u in range(cfg.keys_unroll) for v in range(cfg.vectors)]
         with nest.loop("tile", ceil_div(self.length, cfg.keys_unroll)) as t:
-            acc = nest.registers("acc", [len(tile) * self.lanes])
-            slot = {p: index(n * self.lanes) for n, p in enumerate(tile)}
+            acc = dict(zip(tile, nest.registers("acc", len(tile), self.lanes), strict=True))
             for p in tile:
                 with nest.vector(self.lanes) as lane:
-                    nest.put(acc, [slot[p] + lane], real(0.0))
+                    nest.put(acc[p], [lane], real(0.0))
             with nest.loop("d", index(depth)) as d:
                 for p in tile:
                     key = t * index(cfg.keys_unroll) + index(p[0])
                     with nest.vector(self.lanes) as lane:
-                        at = slot[p] + lane
                         row = index(p[1] * self.lanes) + lane
-                        nest.put(acc, [at], acc[at] + keys[key, d] * queries[d, row])
+                        nest.put(acc[p], [lane], acc[p][lane] + keys[key, d] * queries[d, row])
             for p in tile:
                 key = t * index(cfg.keys_unroll) + index(p[0])
                 with nest.vector(self.lanes) as lane:
                     row = index(p[1] * self.lanes) + lane
-                    nest.put(result, [key, row], acc[slot[p] + lane])
+                    nest.put(result, [key, row], acc[p][lane])
 
     def _env(self, row: Any, j: Any) -> dict[Axis, Any]:
         """Axes at a point of the block; reads of products and sides go to their buffers."""
@@ -287,47 +284,48 @@ class Tiles:
         from tvm import tirx
 
         nest, infinity = self.nest, real(float("-inf"))
-        best = nest.registers("best", [self.rows])
-        self._each_vector(lambda at: nest.put(best, [at], self.top[at]))
+        best = nest.registers("best", self.config.vectors, self.lanes)
+        self._each_vector(lambda at, v, lane: nest.put(best[v], [lane], self.top[at]))
         with nest.loop("key", self.length) as j:
 
-            def step(at: Any) -> None:
+            def score(at: Any, v: int, lane: Any) -> None:
                 env = self._env(at, j)
-                value = self.nest.real(self.score, env)
+                value = nest.real(self.score, env)
                 if self.keep is not None:
-                    value = tirx.Select(self.nest.value(self.keep, env), value, infinity)
+                    value = tirx.Select(nest.value(self.keep, env), value, infinity)
                 nest.put(self.scores, [j, at], value)
 
-            self._each_vector(step)
-            self._each_vector(lambda at: nest.put(best, [at], tirx.Select(
-                self.scores[j, at] > best[at], self.scores[j, at], best[at])))  # fmt: skip
-        exp = self.math["exp"]
+            def rise(at: Any, v: int, lane: Any) -> None:
+                new, old = self.scores[j, at], best[v][lane]
+                nest.put(best[v], [lane], tirx.Select(new > old, new, old))
 
-        def decay(at: Any) -> None:
-            shift = tirx.Select(best[at] == infinity, real(0.0), best[at])
-            factor = exp(self.top[at] - shift)
-            nest.put(self.decay, [at], factor)
+            self._each_vector(score)
+            self._each_vector(rise)
+
+        def decay(at: Any, v: int, lane: Any) -> None:
+            shift = tirx.Select(best[v][lane] == infinity, real(0.0), best[v][lane])
+            nest.put(self.decay, [at], self.math["exp"](self.top[at] - shift))
 
         self._each_vector(decay)
-        self._each_vector(lambda at: nest.put(self.top, [at], best[at]))
+        self._each_vector(lambda at, v, lane: nest.put(self.top, [at], best[v][lane]))
 
     def _exponentiate(self) -> None:
         """Scores become weights; row totals follow."""
         from tvm import tirx
 
-        nest = self.nest
-        exp = self.math["exp"]
-        shift = nest.registers("shift", [self.rows])
-        total = nest.registers("totals", [self.rows])
-        self._each_vector(lambda at: nest.put(shift, [at], tirx.Select(
-            self.top[at] == real(float("-inf")), real(0.0), self.top[at])))  # fmt: skip
-        self._each_vector(lambda at: nest.put(total, [at], self.total[at] * self.decay[at]))
+        nest, infinity = self.nest, real(float("-inf"))
+        shift = nest.registers("shift", self.config.vectors, self.lanes)
+        total = nest.registers("totals", self.config.vectors, self.lanes)
+        self._each_vector(lambda at, v, lane: nest.put(shift[v], [lane], tirx.Select(
+            self.top[at] == infinity, real(0.0), self.top[at])))  # fmt: skip
+        self._each_vector(lambda at, v, lane: nest.put(
+            total[v], [lane], self.total[at] * self.decay[at]))  # fmt: skip
         with nest.loop("key", self.length) as j:
-            self._each_vector(lambda at: nest.put(
-                self.scores, [j, at], exp(self.scores[j, at] - shift[at])))
-            self._each_vector(lambda at: nest.put(
-                total, [at], total[at] + self.scores[j, at]))
-        self._each_vector(lambda at: nest.put(self.total, [at], total[at]))
+            self._each_vector(lambda at, v, lane: nest.put(
+                self.scores, [j, at], self.math["exp"](self.scores[j, at] - shift[v][lane])))
+            self._each_vector(lambda at, v, lane: nest.put(
+                total[v], [lane], total[v][lane] + self.scores[j, at]))
+        self._each_vector(lambda at, v, lane: nest.put(self.total, [at], total[v][lane]))
 
     def _accumulate(self, flags: Any) -> None:
         from tvm import tirx
@@ -336,7 +334,7 @@ class Tiles:
         if flags is None:
             self._accumulate_tiles()
             return
-        worst = nest.registers("worst", [1], "int32")
+        (worst,) = nest.registers("worst", 1, 1, "int32")
         nest.put(worst, [0], _int(0))
         with nest.loop("lane", index(self.lanes)) as lane:
             nest.put(worst, [0], tirx.max(worst[index(0)], flags[lane]))
@@ -352,12 +350,11 @@ class Tiles:
         wide = next(n for n in (4, 3, 2, 5, 1) if vectors % n == 0)
         high = max(n for n in (8, 4, 2, 1) if n * wide <= max(self.config.registers, wide))
         tile = [(u, v) for u in range(high) for v in range(wide)]
-        slot = {p: index(n * self.lanes) for n, p in enumerate(tile)}
         with (
             nest.loop("tile", ceil_div(self.count, high)) as t,
             nest.loop("strip", index(vectors // wide)) as strip,
         ):
-            acc = nest.registers("acc", [len(tile) * self.lanes])
+            acc = dict(zip(tile, nest.registers("acc", len(tile), self.lanes), strict=True))
 
             def row(p: tuple[int, int]) -> Any:
                 return t * index(high) + index(p[0])
@@ -368,16 +365,15 @@ class Tiles:
             for p in tile:
                 with nest.vector(self.lanes) as lane:
                     before = self.sums[row(p), column(p, lane)] * self.decay[row(p)]
-                    nest.put(acc, [slot[p] + lane], before)
+                    nest.put(acc[p], [lane], before)
             with nest.loop("key", self.length) as j:
                 for p in tile:
                     with nest.vector(self.lanes) as lane:
-                        at = slot[p] + lane
                         term = self.scores[j, row(p)] * self.values[j, column(p, lane)]
-                        nest.put(acc, [at], acc[at] + term)
+                        nest.put(acc[p], [lane], acc[p][lane] + term)
             for p in tile:
                 with nest.vector(self.lanes) as lane:
-                    nest.put(self.sums, [row(p), column(p, lane)], acc[slot[p] + lane])
+                    nest.put(self.sums, [row(p), column(p, lane)], acc[p][lane])
 
     def _accumulate_kept(self) -> None:
         """The same, adding only what the mask keeps: for values with NaN or infinity."""

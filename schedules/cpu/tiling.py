@@ -60,9 +60,12 @@ class Tiling(Nest):
         """Memory of this thread for the rest of the block; contents are undefined."""
         return self._allocate(name, shape, dtype, "global")
 
-    def registers(self, name: str, shape: Sequence[int], dtype: str = "float32") -> Tir:
-        """A small array that lives in registers as long as all its indices are constants."""
-        return self._allocate(name, shape, dtype, "local")
+    def registers(self, name: str, count: int, lanes: int, dtype: str = "float32") -> list[Tir]:
+        """`count` vectors that live in registers, each a buffer of its own.
+
+        TVM puts a local array of a kilobyte or more on the heap.
+        """
+        return [self._allocate(name, [lanes], dtype, "local") for _ in range(count)]
 
     def _allocate(self, name: str, shape: Sequence[Tir], dtype: str, scope: str) -> Tir:
         from tvm import tirx

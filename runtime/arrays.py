@@ -33,8 +33,14 @@ class Kind(Protocol):
     def pointer(self, x: Any) -> int:
         """Address of the first element."""
 
-    def empty(self, shape: Sequence[int], dtype: DType) -> Any:
-        """A new contiguous array."""
+    def native(self, dtype: DType) -> Any:
+        """The dtype object of an element type."""
+
+    def empty(self, shape: Sequence[int], native: Any) -> Any:
+        """A new contiguous array of a native dtype."""
+
+    def similar(self, x: Any) -> Any:
+        """A new array like `x`, strides included as far as they matter."""
 
     def contiguous(self, x: Any) -> Any:
         """A contiguous copy."""
@@ -58,6 +64,17 @@ class Kind(Protocol):
         """A NumPy view (no copy)."""
 
 
+def _span(shape: Sequence[int], strides: Sequence[int]) -> int:
+    """Elements between the first and the last that an array of these strides touches."""
+    if 0 in shape:
+        return 0
+    return sum((n - 1) * abs(s) for n, s in zip(shape, strides, strict=True)) + 1
+
+
+def _forward(strides: Sequence[int]) -> tuple[int, ...]:
+    return tuple(abs(s) for s in strides)
+
+
 class NumPyKind:
     """`numpy.ndarray`."""
 
@@ -78,8 +95,16 @@ class NumPyKind:
     def pointer(self, x: Any) -> int:
         return x.__array_interface__["data"][0]  # type: ignore[no-any-return]
 
-    def empty(self, shape: Sequence[int], dtype: DType) -> Any:
-        return np.empty(shape, dtype.numpy)
+    def native(self, dtype: DType) -> Any:
+        return dtype.numpy
+
+    def empty(self, shape: Sequence[int], native: Any) -> Any:
+        return np.empty(shape, native)
+
+    def similar(self, x: Any) -> Any:
+        return np.lib.stride_tricks.as_strided(
+            np.empty(_span(x.shape, self.strides(x) or ()), x.dtype), x.shape, _forward(x.strides)
+        )
 
     def contiguous(self, x: Any) -> Any:
         return np.array(x, order="C", copy=True, subok=False)
@@ -124,8 +149,14 @@ class TorchKind:
     def pointer(self, x: Any) -> int:
         return x.data_ptr()  # type: ignore[no-any-return]
 
-    def empty(self, shape: Sequence[int], dtype: DType) -> Any:
-        return _torch_empty()(shape, dtype=_torch_dtype(dtype.name))
+    def native(self, dtype: DType) -> Any:
+        return _torch_dtype(dtype.name)
+
+    def empty(self, shape: Sequence[int], native: Any) -> Any:
+        return _torch_empty()(shape, dtype=native)
+
+    def similar(self, x: Any) -> Any:
+        return x.new_empty(_span(x.shape, x.stride())).as_strided(x.shape, x.stride())
 
     def contiguous(self, x: Any) -> Any:
         return x.contiguous()
@@ -140,8 +171,7 @@ class TorchKind:
         start = x.data_ptr()
         if x.numel() == 0:
             return start, start
-        span = sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True)) + 1
-        return start, start + span * x.element_size()
+        return start, start + _span(x.shape, x.stride()) * x.element_size()
 
     def device(self, x: Any) -> Device:
         if x.device.type != "cpu":

@@ -12,17 +12,11 @@ if TYPE_CHECKING:
     from .call import Caller
 
 
-def tracked(caller: Caller, given: dict[str, Any]) -> bool:
-    """Whether torch wants gradients of this call."""
-    torch = sys.modules.get("torch")
-    if torch is None:
-        return False
-    tensor = getattr(torch, "Tensor", None)
-    if tensor is None:
-        return False
-    wants = any(
-        isinstance(given[n], tensor) and given[n].requires_grad for n in caller.arrays
-    )
+def tracked(arrays: tuple[Any, ...]) -> bool:
+    """Whether torch wants gradients of a call on these arrays."""
+    torch = sys.modules["torch"]
+    tensor = getattr(torch, "Tensor", ())  # a torch still being imported has none
+    wants = any(isinstance(a, tensor) and a.requires_grad for a in arrays)
     return wants and torch.is_grad_enabled()
 
 
@@ -34,46 +28,51 @@ def _function() -> Any:
         """One call of a differentiable operator."""
 
         @staticmethod
-        def forward(ctx: Any, caller: Caller, given: dict[str, Any], *tensors: Any) -> Any:
-            result = caller.launch(given)
-            ctx.caller, ctx.given = caller, {
-                n: v for n, v in given.items() if n not in caller.arrays
-            }
+        def forward(ctx: Any, caller: Caller, values: tuple[Any, ...], *tensors: Any) -> Any:
+            result = caller.launch(values)
+            ctx.caller, ctx.settings = caller, values[caller.count :]
             ctx.save_for_backward(*tensors, result)
             return result
 
         @staticmethod
         @torch.autograd.function.once_differentiable
         def backward(ctx: Any, grad: Any) -> Any:
-            from .call import caller as caller_of
-
-            caller = ctx.caller
-            backward = caller.declaration.backward
-            *saved, result = ctx.saved_tensors
-            known = dict(zip(caller.arrays, saved, strict=True)) | ctx.given | {"y": result}
-            first, *rest = backward.inputs
-            values = {first: grad} | {n: known[n] for n in rest}
-            for name in (*backward.params, *backward.options, *backward.extents):
-                if name in known:
-                    values[name] = known[name]
-            made = caller_of(backward)
-            out = made.launch(made.arguments((), values))
-            grads = out if isinstance(out, tuple) else (out,)
-            by_name = dict(zip(caller.declaration.grads, grads, strict=True))
-            by_name |= dict.fromkeys(caller.declaration.passes, grad)
-            return (None, None, *(_like(known[n], by_name.get(n)) for n in caller.arrays))
+            caller, (*saved, result) = ctx.caller, ctx.saved_tensors
+            known = dict(zip(caller.names, (*saved, *ctx.settings), strict=True)) | {"y": result}
+            grads = _backward(caller, known, grad)
+            return (None, None, *(_like(known[n], grads.get(n)) for n in caller.arrays))
 
     return Operator
 
 
+def _backward(caller: Caller, known: dict[str, Any], grad: Any) -> dict[str, Any]:
+    """Gradients of the inputs by name."""
+    from .call import caller as caller_of
+
+    declaration = caller.declaration
+    backward = declaration.backward
+    assert backward is not None
+    first, *rest = backward.inputs
+    given = {first: grad} | {n: known[n] for n in rest}
+    for name in (*backward.params, *backward.options, *backward.extents):
+        if name in known:
+            given[name] = known[name]
+    made = caller_of(backward)
+    result = made.launch(made.values((), given))
+    grads = result if isinstance(result, tuple) else (result,)
+    return dict(zip(declaration.grads, grads, strict=True)) | dict.fromkeys(
+        declaration.passes, grad
+    )
+
+
 def _like(tensor: Any, grad: Any) -> Any:
-    """torch wants a gradient in its tensor's dtype, and none where there is no tensor."""
+    """torch wants a gradient in its tensor's dtype and shape, none where there is no tensor."""
     if tensor is None or grad is None or not tensor.requires_grad:
         return None
-    return grad.to(tensor.dtype)
+    return grad.to(tensor.dtype).sum_to_size(tensor.shape)
 
 
-def apply(caller: Caller, given: dict[str, Any], out: Any) -> Any:
+def apply(caller: Caller, values: tuple[Any, ...], out: Any) -> Any:
     """Run with gradients recorded. Raises OperatorError where there is no backward."""
     declaration = caller.declaration
     if declaration.backward is None:
@@ -82,5 +81,4 @@ def apply(caller: Caller, given: dict[str, Any], out: Any) -> Any:
         )
     if out is not None:
         raise OperatorError(f"{declaration.name} needs no out= where gradients are recorded")
-    tensors = [given[n] for n in caller.arrays]
-    return _function().apply(caller, given, *tensors)
+    return _function().apply(caller, values, *values[: caller.count])

@@ -100,8 +100,9 @@ class Request:
 
     def __init__(self, declaration: Declaration, ranks: dict[str, int]) -> None:
         self.declaration = declaration
-        shapes = (*declaration.inputs.values(), *declaration.outputs)
-        packs = dict.fromkeys(d[1:] for s in shapes for d in s.dims if d.startswith("*"))
+        shapes = [t.dims for t in declaration.inputs.values()]
+        shapes += [t.dims for t in declaration.outputs]
+        packs = dict.fromkeys(d[1:] for dims in shapes for d in dims if d.startswith("*"))
         for pack, rank in ranks.items():
             if pack not in packs:
                 self.fail(f"ranks of {_listed(packs)}", pack)
@@ -288,7 +289,7 @@ def _own_dtype(declaration: Declaration, spec: Spec, outputs: Any) -> DType:
     for name, dtype in spec.dtypes:
         if declaration.inputs[name].dtype is None:
             return dtype
-    return outputs[0].dtype  # type: ignore[no-any-return]
+    return outputs[0].dtype
 
 
 def _plain(value: Any) -> Any:

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 ABI_VERSION = 1
+SMALL_WORK = 32768  # a plan's `work` below which one thread is quicker than waking others
 
 
 @dataclass(frozen=True)

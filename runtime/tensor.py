@@ -136,10 +136,10 @@ class _TensorKind:
     name = "rudnn"
 
     def layout(self, x: Any) -> Layout:
-        return x.dtype, x._array.shape, x._array.strides
+        return (x.dtype, x.queue), x._array.shape, x._array.strides
 
     def dtype(self, native: Any) -> DType | None:
-        return native  # type: ignore[no-any-return]
+        return native[0]  # type: ignore[no-any-return]
 
     def strides(self, x: Any) -> tuple[int, ...] | None:
         return NUMPY.strides(x._array)
@@ -147,8 +147,14 @@ class _TensorKind:
     def pointer(self, x: Any) -> int:
         return NUMPY.pointer(x._array)
 
-    def empty(self, shape: Sequence[int], dtype: DType) -> Any:
-        return empty(shape, dtype)
+    def native(self, dtype: DType) -> Any:
+        return dtype
+
+    def empty(self, shape: Sequence[int], native: Any) -> Any:
+        return empty(shape, native)
+
+    def similar(self, x: Any) -> Any:
+        return Tensor(NUMPY.similar(x._array), x.dtype, x.queue)
 
     def contiguous(self, x: Any) -> Any:
         return Tensor(NUMPY.contiguous(x._array), x.dtype, x.queue)

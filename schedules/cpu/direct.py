@@ -135,27 +135,52 @@ class Nest:
         """An element of an output, stored in the stage's dtype."""
         self.store(self.targets[id(stage)], index, encode(value, stage.dtype))
 
-    def lanes(self, width: Tir, lanes: int, unroll: int, body: Callable[[Tir], None]) -> None:
-        """`for j in width: body(j)` → unrolled vectors, single vectors, then single elements."""
+    def lanes(
+        self, width: Tir, lanes: int, unroll: int, body: Callable[[Tir], None],
+        around: Callable[[Callable[[], None]], None] = lambda then: then(),
+    ) -> None:  # fmt: skip
+        """`for j in width: body(j)` → unrolled vectors, single vectors, then single elements.
+
+        `around` may open loops between those over groups of vectors and the vectors of a group.
+        """
         done: Tir = self.number(0)
-        for step in dict.fromkeys((lanes * unroll, lanes, 1)):
-            count = (width - done) // self.number(step)
-            if static(self.simple(count)) == 0:
+        for groups, vector in dict.fromkeys(((unroll, lanes), (1, lanes), (1, 1))):
+            step = self.number(groups * vector)
+            count = self.simple((width - done) // step)
+            if static(count) == 0:
                 continue
-            with self.loop("lane", self.simple(count)) as outer:
-                base = done + outer * self.number(step)
-                if step == 1:
-                    body(base)
-                elif step == lanes:
-                    with self.loop("vector", self.number(lanes), "vector") as lane:
-                        body(base + lane)
-                else:
-                    with (
-                        self.loop("group", self.number(unroll), "unroll") as group,
-                        self.loop("vector", self.number(lanes), "vector") as lane,
-                    ):
-                        body(base + group * self.number(lanes) + lane)
-            done = self.simple(done + count * self.number(step))
+            with self.loop("lane", count) as outer:
+                around(lambda at=done + outer * step, g=groups, v=vector: self._group(at, g, v, body))
+            done = self.simple(done + count * step)
+
+    def _group(self, start: Tir, groups: int, lanes: int, body: Callable[[Tir], None]) -> None:
+        """`groups` vectors from `start`, side by side."""
+        if lanes == 1:
+            body(start)
+            return
+        with (
+            self.loop("group", self.number(groups), "unroll") as group,
+            self.loop("vector", self.number(lanes), "vector") as lane,
+        ):
+            body(start + group * self.number(lanes) + lane)
+
+    def columns(self, total: Tir, rows: Tir, most: int, cores: int) -> tuple[Tir, Tir]:
+        """(number, width) of the ranges that `total` columns are cut in, bound here.
+
+        As wide as `most`, narrower only to give each core two tasks over `rows` rows.
+        """
+        from tvm import tirx
+
+        one, line = self.number(1), self.number(64)
+        limit = min(static(total) or most, most)
+        width: Tir = self.number(limit)
+        if limit > 64 and cores > 1:
+            tasks = self.number(2 * cores)
+            wanted = (tasks + rows - one) // tirx.max(rows, one)
+            share = (total + wanted - one) // tirx.max(wanted, one)
+            share = tirx.max((share + line - one) // line * line, line)
+            width = self.bind("width", tirx.min(width, share))
+        return self.bind("ranges", (total + width - one) // width), width
 
     def simple(self, value: Tir) -> Tir:
         """`value` simplified: constants fold."""

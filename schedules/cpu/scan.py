@@ -23,7 +23,7 @@ INLINE = ("sum", "prod", "max", "min")
 class ScanConfig(Config):
     """`tile` elements of the state's independent axis a task; `unroll` vectors at a time."""
 
-    tile: int = 512
+    tile: int = 2048
     unroll: int = 4
 
 
@@ -54,7 +54,7 @@ class Scan:
         )  # fmt: skip
 
     def default(self, group: Group, caps: Capability) -> ScanConfig:
-        """A tile of the state that fills a quarter of the first-level cache, at most 512 wide."""
+        """A tile of the state that fills the first-level cache, at most 2048 wide."""
         head = group.stages[0].expr
         assert isinstance(head, forms.Scan)
         column = _column(group, head)
@@ -62,15 +62,15 @@ class Scan:
         for axis in head.axes:
             if axis is not column and isinstance(axis.extent, int):
                 rest *= axis.extent
-        tile = 512
-        while tile > caps.lanes() and tile * rest * 4 > caps.l1_bytes // 4:
+        tile = ScanConfig().tile
+        while tile > caps.lanes() and tile * rest * 4 > caps.l1_bytes:
             tile //= 2
         return ScanConfig(tile)
 
     def space(self, group: Group, caps: Capability) -> Iterator[ScanConfig]:
         first = self.default(group, caps)
         yield first
-        for tile in (16, 32, 64, 128, 256, 1024):
+        for tile in (16, 32, 64, 128, 256, 512, 1024):
             if tile != first.tile:
                 yield ScanConfig(tile)
 
@@ -110,7 +110,7 @@ class _Recurrence:
         self.nest, self.scan, self.stages = Nest(emitter), scan, group.stages
         self.lower = emitter.lowering.expr
         self.size = emitter.size
-        self.vector, self.unroll = caps.lanes(), config.unroll
+        self.vector, self.unroll, self.cores = caps.lanes(), config.unroll, caps.cores
         self.column = _column(group, scan)
         self.outer = tuple(
             a for a in free_axes(scan) if a is not scan.along and a not in scan.axes
@@ -128,15 +128,18 @@ class _Recurrence:
         nest, scan = self.nest, self.scan
         extents = [self.size(a.extent) for a in self.outer]
         if self.column is not None:
-            columns, tile = self.size(self.column.extent), nest.number(self.tile)
-            extents.append(nest.simple(tirx.floordiv(columns + tile - 1, tile)))
+            columns, rows = self.size(self.column.extent), nest.product(extents)
+            ranges, tile = nest.columns(columns, rows, self.tile, self.cores)
+            extents.append(ranges)
         with nest.loop("task", nest.product(extents), "parallel") as task:
             index = nest.unflatten(task, extents)
             for axis, value in zip(self.outer, index, strict=False):
                 self.env[axis] = nest.bind(axis.name, value)
             if self.column is not None:
                 self.start = nest.bind("start", index[-1] * tile)
-                exact = static(columns) is not None and static(columns) % self.tile == 0
+                exact = None not in (static(columns), static(tile)) and not (
+                    static(columns) % static(tile)
+                )
                 self.width = tile if exact else nest.bind(
                     "width", tirx.min(tile, columns - self.start)
                 )  # fmt: skip
@@ -189,11 +192,12 @@ class _Recurrence:
         self, axes: Sequence[Axis], body: Callable[[dict[Axis, Any]], None],
         over: Sequence[Axis] = (),
     ) -> None:  # fmt: skip
-        """Loops over `axes`, then over `over`; the column axis goes innermost, by vectors."""
+        """Loops over `axes`, the column axis last and by vectors, `over` outside each of these."""
         nest = self.nest
         env = dict(self.env)
+        tiled = any(a is self.column for a in axes)
 
-        def serial(rest: list[Axis], then: Callable[[], None]) -> None:
+        def serial(rest: Sequence[Axis], then: Callable[[], None]) -> None:
             if not rest:
                 then()
                 return
@@ -201,18 +205,18 @@ class _Recurrence:
                 env[rest[0]] = var
                 serial(rest[1:], then)
 
-        def vectors() -> None:
-            if not any(a is self.column for a in axes):
-                body(env)
-                return
+        def one(j: Any) -> None:
+            env[self.column] = self.start + j  # type: ignore[index]
+            body(env)
 
-            def one(j: Any) -> None:
-                env[self.column] = self.start + j  # type: ignore[index]
-                body(env)
+        def innermost() -> None:
+            if tiled:
+                nest.lanes(self.width, self.vector, self.unroll, one,
+                           lambda then: serial(over, then))  # fmt: skip
+            else:
+                serial(over, lambda: body(env))
 
-            nest.lanes(self.width, self.vector, self.unroll, one)
-
-        serial([*(a for a in axes if a is not self.column), *over], vectors)
+        serial([a for a in axes if a is not self.column], innermost)
 
     def _fill(self, buffer: Any, axes: Sequence[Axis], node: Expr) -> None:
         """`buffer` over `axes` ← `node`."""

@@ -13,14 +13,13 @@ from ..emit import Emitter
 from ..group import Group
 from ..rule import Config, Rejection, check, first_rejection
 from .direct import Nest
-from .loops import static
 
 
 @dataclass(frozen=True)
 class ScatterAddConfig(Config):
     """`tile` columns of the result a task; `unroll` vectors at a time."""
 
-    tile: int = 256
+    tile: int = 4096
     unroll: int = 4
 
 
@@ -50,7 +49,7 @@ class ScatterAdd:
         return ScatterAddConfig()
 
     def space(self, group: Group, caps: Capability) -> Iterator[ScatterAddConfig]:
-        for tile in (256, 64, 128, 512, 1024):
+        for tile in (4096, 1024, 256, 64):
             yield ScatterAddConfig(tile)
 
     def lower(
@@ -71,8 +70,8 @@ class ScatterAdd:
         start: Any = nest.number(0)
         if column is not None:
             columns = emitter.size(column.extent)
-            tile = nest.number(min(static(columns) or config.tile, config.tile))
-            extents.append(nest.simple(tirx.floordiv(columns + tile - 1, tile)))
+            ranges, tile = nest.columns(columns, nest.product(extents), config.tile, caps.cores)
+            extents.append(ranges)
 
         def each(body: Any) -> None:
             if column is None:

@@ -53,6 +53,7 @@ class Tiles:
         self.readers = emitter.lowering.readers
         self.math = emitter.lowering.math
         self.group, self.roles, self.lanes, self.config = group, roles, lanes, config
+        self.vectors, self.unroll = config.vectors, config.keys_unroll
         self.rows = config.vectors * lanes
         self.columns = int(roles.column.extent)  # type: ignore[arg-type]
         self.padded = -(-self.columns // lanes) * lanes
@@ -99,14 +100,18 @@ class Tiles:
 
     def _place(self, task: Any, tiles: Any) -> dict[Axis, Any]:
         """The batch axes' values and the tile's first row, from the task number."""
+        from tvm import tirx
+
         nest = self.nest
-        self.first = nest.bind("first_row", task % tiles * index(self.rows))
-        rest = task // tiles
+        tiles = nest.bind("tiles", tiles)
+        tile = nest.bind("tile", tirx.truncmod(task, tiles))
+        self.first = nest.bind("first_row", tile * index(self.rows))
+        rest = nest.bind("rest", tirx.truncdiv(task, tiles))
         env: dict[Axis, Any] = {}
         for axis in reversed(self.roles.batch):
             extent = self.nest.size(axis.extent)
-            env[axis] = nest.bind(axis.name.replace(".", "_"), rest % extent)
-            rest = rest // extent
+            env[axis] = nest.bind(axis.name.replace(".", "_"), tirx.truncmod(rest, extent))
+            rest = nest.bind("rest", tirx.truncdiv(rest, extent))
         left = self.nest.size(self.roles.row.extent) - self.first
         self.count = nest.bind("rows", _least(left, index(self.rows)))
         return env
@@ -123,15 +128,27 @@ class Tiles:
             nest.strip(self.padded, self.lanes, lambda at, width: self._vector(
                 width, lambda lane: nest.put(self.sums, [r, at + lane], real(0.0))))
         end = nest.bind("keys", self._last_key())
-        with nest.loop("block", ceil_div(end, self.config.keys)) as block:
-            self.start = nest.bind("first_key", block * index(self.config.keys))
-            self.length = nest.bind("length", _least(end - self.start, index(self.config.keys)))
-            self._block()
+        if self.vectors == 1:
+            self._blocks(end)
+        else:
+            with nest.when(self.count > index(self.lanes)):
+                self._blocks(end)
+            with nest.otherwise():
+                # A tile of few rows, all there is when decoding: one vector of them.
+                self.vectors, self.unroll = 1, 2 * self.unroll
+                self._blocks(end)
         self._finish()
+
+    def _blocks(self, end: Any) -> None:
+        nest, keys = self.nest, index(self.config.keys)
+        with nest.loop("block", ceil_div(end, self.config.keys)) as block:
+            self.start = nest.bind("first_key", block * keys)
+            self.length = nest.bind("length", _least(end - self.start, keys))
+            self._block()
 
     def _allocate(self) -> None:
         nest, keys, cfg = self.nest, self.config.keys, self.config
-        spare = keys + cfg.keys_unroll
+        spare = keys + 2 * cfg.keys_unroll
         depths = [int(p.depth.extent) for p in self.roles.products]  # type: ignore[arg-type]
         self.queries = [nest.scratch("queries", [d, self.rows]) for d in depths]
         self.keys = [nest.scratch("keys", [spare, d]) for d in depths]
@@ -155,7 +172,7 @@ class Tiles:
 
     def _each_vector(self, body: Callable[[Any, int, Any], None]) -> None:
         """`body(row, vector, lane)` for all rows of the tile, in vectors."""
-        for v in range(self.config.vectors):
+        for v in range(self.vectors):
             with self.nest.vector(self.lanes) as lane:
                 body(index(v * self.lanes) + lane, v, lane)
 
@@ -250,22 +267,22 @@ class Tiles:
 
     def _multiply(self, queries: Any, keys: Any, result: Any) -> None:
         """result[key, row] = Σ_d keys[key, d] · queries[d, row], by register tiles."""
-        nest, cfg = self.nest, self.config
+        nest = self.nest
         depth = int(queries.ty.shape[0])
-        tile = [(u, v) for u in range(cfg.keys_unroll) for v in range(cfg.vectors)]
-        with nest.loop("tile", ceil_div(self.length, cfg.keys_unroll)) as t:
+        tile = [(u, v) for u in range(self.unroll) for v in range(self.vectors)]
+        with nest.loop("tile", ceil_div(self.length, self.unroll)) as t:
             acc = dict(zip(tile, nest.registers("acc", len(tile), self.lanes), strict=True))
             for p in tile:
                 with nest.vector(self.lanes) as lane:
                     nest.put(acc[p], [lane], real(0.0))
             with nest.loop("d", index(depth)) as d:
                 for p in tile:
-                    key = t * index(cfg.keys_unroll) + index(p[0])
+                    key = t * index(self.unroll) + index(p[0])
                     with nest.vector(self.lanes) as lane:
                         row = index(p[1] * self.lanes) + lane
                         nest.put(acc[p], [lane], acc[p][lane] + keys[key, d] * queries[d, row])
             for p in tile:
-                key = t * index(cfg.keys_unroll) + index(p[0])
+                key = t * index(self.unroll) + index(p[0])
                 with nest.vector(self.lanes) as lane:
                     row = index(p[1] * self.lanes) + lane
                     nest.put(result, [key, row], acc[p][lane])
@@ -284,7 +301,7 @@ class Tiles:
         from tvm import tirx
 
         nest, infinity = self.nest, real(float("-inf"))
-        best = nest.registers("best", self.config.vectors, self.lanes)
+        best = nest.registers("best", self.vectors, self.lanes)
         self._each_vector(lambda at, v, lane: nest.put(best[v], [lane], self.top[at]))
         with nest.loop("key", self.length) as j:
 
@@ -314,8 +331,8 @@ class Tiles:
         from tvm import tirx
 
         nest, infinity = self.nest, real(float("-inf"))
-        shift = nest.registers("shift", self.config.vectors, self.lanes)
-        total = nest.registers("totals", self.config.vectors, self.lanes)
+        shift = nest.registers("shift", self.vectors, self.lanes)
+        total = nest.registers("totals", self.vectors, self.lanes)
         self._each_vector(lambda at, v, lane: nest.put(shift[v], [lane], tirx.Select(
             self.top[at] == infinity, real(0.0), self.top[at])))  # fmt: skip
         self._each_vector(lambda at, v, lane: nest.put(

@@ -58,21 +58,21 @@ class Tiling(Nest):
 
     def scratch(self, name: str, shape: Sequence[Tir], dtype: str = "float32") -> Tir:
         """Memory of this thread for the rest of the block; contents are undefined."""
-        return self._allocate(name, shape, dtype, "global")
+        return self._allocate(name, shape, dtype)
 
     def registers(self, name: str, count: int, lanes: int, dtype: str = "float32") -> list[Tir]:
         """`count` vectors that live in registers, each a buffer of its own.
 
         TVM puts a local array of a kilobyte or more on the heap.
         """
-        return [self._allocate(name, [lanes], dtype, "local") for _ in range(count)]
+        return [self._allocate(name, [lanes], dtype) for _ in range(count)]
 
-    def _allocate(self, name: str, shape: Sequence[Tir], dtype: str, scope: str) -> Tir:
+    def _allocate(self, name: str, shape: Sequence[Tir], dtype: str) -> Tir:
         from tvm import tirx
 
         extents = [index(e) for e in shape]
         buffer = tirx.decl_buffer(
-            extents, dtype, self.emitter.name(name), scope=scope, data_alignment=64
+            extents, dtype, self.emitter.name(name), data_alignment=64
         )
         self.add(tirx.AllocBuffer(buffer))
         return buffer
@@ -138,11 +138,10 @@ class Tiling(Nest):
         """`node` with the divisions that depend on the axes of `env` alone computed here, once."""
         found = self._settled.get(id(node))
         if found is None:
+            children = tuple(self.settle(c, env) for c in node.children())
+            found = rebuild(node, children) if children else node
             if _divides(node) and all(a in env for a in free_axes(node)):
-                found = self._held(self.bind("part", self.value(node, env)), node.dtype)
-            else:
-                children = tuple(self.settle(c, env) for c in node.children())
-                found = rebuild(node, children) if children else node
+                found = self._held(self.bind("part", self.value(found, env)), node.dtype)
             self._settled[id(node)] = found
         return found
 
@@ -157,6 +156,5 @@ def _divides(node: Expr) -> bool:
     """A division of axes: one that reads nothing."""
     return (
         isinstance(node, Binary) and node.op in ("floordiv", "mod") and node.dtype.is_int
-        and bool(free_axes(node))
         and all(isinstance(n, (Axis, Binary, Const, DimRef)) for n in walk(node))
     )  # fmt: skip

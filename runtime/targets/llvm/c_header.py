@@ -14,15 +14,18 @@ C_TYPES = {
 _NOTES = {
     "float16": "IEEE half, as bits", "bfloat16": "bfloat16, as bits", "bool": "bool, 0 or 1",
 }  # fmt: skip
-_KEYWORDS = frozenset(
-    "alignas alignof and asm auto bool break case catch char class const constexpr continue "
-    "decltype default delete do double dynamic_cast else enum explicit export extern false float "
-    "for friend goto if inline int long mutable namespace new noexcept not nullptr operator or "
-    "private protected public register restrict return short signed sizeof static struct switch "
-    "template this throw true try typedef typeid typename typeof union unsigned using virtual "
-    "void volatile wchar_t while xor main NULL NAN INFINITY "
-    "workspace argc argv folder i status used".split()
-)
+# Words of C and C++, and names that the generated code uses itself.
+_RESERVED = frozenset({
+    "alignas", "alignof", "and", "asm", "auto", "bool", "break", "case", "catch", "char", "class",
+    "const", "constexpr", "continue", "decltype", "default", "delete", "do", "double",
+    "dynamic_cast", "else", "enum", "explicit", "export", "extern", "false", "float", "for",
+    "friend", "goto", "if", "inline", "int", "long", "mutable", "namespace", "new", "noexcept",
+    "not", "nullptr", "operator", "or", "private", "protected", "public", "register", "restrict",
+    "return", "short", "signed", "sizeof", "static", "struct", "switch", "template", "this",
+    "throw", "true", "try", "typedef", "typeid", "typename", "typeof", "union", "unsigned",
+    "using", "virtual", "void", "volatile", "wchar_t", "while", "xor", "main", "NULL", "NAN",
+    "INFINITY", "workspace", "argc", "argv", "folder", "i", "status", "used",
+})  # fmt: skip
 
 
 class Names:
@@ -30,7 +33,7 @@ class Names:
 
     def __init__(self, signature: Signature) -> None:
         self.known: dict[tuple[str, str], str] = {}
-        taken = set(_KEYWORDS)
+        taken = set(_RESERVED)
         kinds = (
             ("dim", signature.dims), ("tensor", signature.tensors), ("scalar", signature.scalars),
         )  # fmt: skip

@@ -42,8 +42,8 @@ class Host:
         return "\n".join([
             f"/* Runs {s.operator} once on example values, or on raw little-endian files.", " *",
             f" *   {build_command(s.name)}", f" *   {usage}", " *",
-            " * Prints the first elements of each result, their sum and a hash. --out FOLDER writes",
-            " * each result to FOLDER/NAME.bin.", " */",
+            " * Prints the first elements of each result, its sum and a hash; --out FOLDER writes",
+            " * it raw to FOLDER/NAME.bin.", " */",
         ])  # fmt: skip
 
     def inputs(self) -> list[TensorInfo]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ....schedules.program import Program
+from ...plan import SMALL_WORK
 from ...signature import Signature
 from . import compile as codegen
 from . import cpu, toolchain
@@ -15,6 +16,7 @@ from .c_header import Header
 from .c_host import Host, build_command
 
 SUPPORT = (*toolchain.EMBED_FILES, "rudnn_embed.h", "rudnn_example.h")
+_ALIAS_TYPE = re.compile(r'(?<=!")0x[0-9a-f]+')
 # TVM puts its conversions of half precision into every module as weak functions. In an app they
 # would stand in for the compiler library's, whose calling convention is another.
 _WEAK = re.compile(r"^define weak (dso_local )?(?=[^@\n]*@__(?:truncsfhf2|extendhfsf2)\()", re.M)
@@ -27,12 +29,12 @@ def export(program: Program, signature: Signature, arch: str, folder: Path) -> d
     Raises CompileError.
     """
     name = signature.name
-    target = cpu.tvm_target(arch)
+    target: Any = cpu.tvm_target(arch)
     module, plan = codegen.lower(program, f"{name}_entry", target)
     _write_object(codegen.build(module, target), folder, name)
     header = Header(
         signature, plan, signature.c(program.workspace.total),
-        signature.c(codegen.work(program.graph)), _small_work(),
+        signature.c(codegen.work(program.graph)), SMALL_WORK,
     )  # fmt: skip
     (folder / f"{name}.h").write_text(header.text())
     (folder / f"{name}_host.c").write_text(Host(signature, header).text())
@@ -40,7 +42,8 @@ def export(program: Program, signature: Signature, arch: str, folder: Path) -> d
         shutil.copyfile(toolchain.NATIVE / support, folder / support)
     made = [f"{name}.o", f"{name}.ll", f"{name}.h", f"{name}_host.c", *SUPPORT]
     return {
-        "function": name, "header": f"{name}.h", "object": f"{name}.o", "build": build_command(name),
+        "function": name, "header": f"{name}.h", "object": f"{name}.o",
+        "build": build_command(name),
         "plan": plan.to_json(),
         "workspace_bytes": {"python": signature.public(plan.workspace), "c": header.workspace},
         "small_work": header.small_work,
@@ -55,12 +58,12 @@ def _write_object(built: Any, folder: Path, name: str) -> None:
     import tvm
 
     text = folder / f"{name}.ll"
-    text.write_text(_WEAK.sub("define internal ", built.inspect_source("ll")))
+    text.write_text(_stable(_WEAK.sub("define internal ", built.inspect_source("ll"))))
     module = tvm.get_global_func("ffi.Module.load_from_file.ll")(str(text), "ll")
     module.write_to_file(str(folder / f"{name}.o"), "o")
 
 
-def _small_work() -> int:
-    from ...call import SMALL_WORK
-
-    return SMALL_WORK
+def _stable(text: str) -> str:
+    """LLVM IR with alias types numbered: TVM names them by an address of this process."""
+    numbers: dict[str, str] = {}
+    return _ALIAS_TYPE.sub(lambda m: numbers.setdefault(m[0], f"buffer{len(numbers)}"), text)

@@ -20,7 +20,7 @@ extern "C" {
 #define RUDNN_OK 0
 #define RUDNN_NULL_POINTER (-101) /* NULL for a tensor that has elements */
 #define RUDNN_NEGATIVE_DIM (-102) /* a dim below 0 */
-#define RUDNN_BAD_STRIDE (-103)   /* a last stride other than 1, or an output that overlaps itself */
+#define RUDNN_BAD_STRIDE (-103)   /* a last stride other than 1, or an output's of 0 */
 #define RUDNN_REQUIREMENT (-104)  /* a requirement listed in the operator's header does not hold */
 #define RUDNN_BAD_INDEX (-105)    /* a value of an index tensor is out of its range */
 #define RUDNN_NO_MEMORY (-106)    /* no memory for the workspace */

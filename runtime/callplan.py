@@ -1,0 +1,198 @@
+"""Working out a call: everything that depends on layouts, scalars and options but not on data."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..dsl.declare import Declaration
+from ..dsl.errors import DeviceError
+from ..dsl.host import compiled, evaluate, identifier
+from .arrays import Kind
+from .bind import Binder, Bound, View, elements
+from .compiler import executable
+from .plan import SMALL_WORK, LaunchPlan
+from .workspace import budget, check_budget
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """A call's arguments: arrays with their kinds (None where absent), numbers, result arrays."""
+
+    arrays: tuple[Any, ...]
+    kinds: tuple[Kind | None, ...]
+    settings: dict[str, Any]
+    outs: tuple[Any, ...]
+    out_kinds: tuple[Kind, ...]
+
+
+@dataclass(frozen=True)
+class CallPlan:
+    """A call reduced to: allocate, pack the pointers, launch.
+
+    `head` and `tail` are the packed arguments before and after the pointers of `inputs` (positions
+    among the array arguments) and of the results; `results` are (name, shape, native dtype).
+    `launch` is None where there is nothing to compute.
+    """
+
+    name: str
+    launch: Callable[[bytes, int], int] | None
+    head: bytes
+    pack: Callable[..., bytes]
+    tail: bytes
+    inputs: tuple[int, ...]
+    kind: Kind
+    results: tuple[tuple[str, tuple[int, ...], Any], ...]
+    workspace: int
+    threads: int
+    index_checks: tuple[tuple[int, str, int], ...]
+
+
+def make_plan(declaration: Declaration, args: Arguments) -> CallPlan:
+    """Check and bind a call, and find or compile its kernel.
+
+    Raises the operator's error, DeviceError, WorkspaceError or CompileError.
+    """
+    _check_place(declaration, args)
+    bound, numbers = bind(declaration, args)
+    arrays = tuple(declaration.inputs)
+    names = [t.name for t in bound.graph.inputs]
+    sizes = {identifier(n): v for n, v in bound.sizes.items()}
+    checks = tuple(
+        (arrays.index(t.name), t.name, int(evaluate(below, sizes)))
+        for t, below in bound.graph.index_checks
+    )
+    kind = next(k for k in args.kinds if k is not None)
+    results = tuple((n, shape, kind.native(dtype)) for n, shape, dtype in bound.results)
+    if all(elements(shape) == 0 for _, shape, _ in bound.results):
+        nothing = struct.Struct("").pack
+        return CallPlan(
+            declaration.name, None, b"", nothing, b"", (), kind, results, 0, 1, checks
+        )
+    ready = executable(bound.graph, bound.unit)
+    head, tail = pack(ready.plan, bound, numbers)
+    workspace = int(compiled(ready.plan.workspace)(sizes))
+    check_budget(workspace, budget(), declaration.name)
+    threads = 1 if compiled(ready.plan.work)(sizes) < SMALL_WORK else 0
+    pointers = struct.Struct(f"<{len(names) + len(results)}q")
+    return CallPlan(
+        declaration.name, ready.launch, head, pointers.pack, tail,
+        tuple(arrays.index(n) for n in names), kind, results, workspace, threads, checks,
+    )  # fmt: skip
+
+
+def _check_place(declaration: Declaration, args: Arguments) -> None:
+    """All tensors on one device and one queue; results writeable."""
+    pairs = [(k, a) for k, a in zip(args.kinds, args.arrays, strict=True) if k is not None]
+    pairs += list(zip(args.out_kinds, args.outs, strict=True))
+    places = {(str(k.device(a)), k.queue(a)) for k, a in pairs}
+    devices = sorted({device for device, _ in places})
+    if len(devices) > 1:
+        raise DeviceError(f"needs all tensors on one device, got {' and '.join(devices)}")
+    if len(places) > 1:
+        raise DeviceError(f"needs all tensors on one queue, got {len(places)} of {devices[0]}")
+    for kind, array in zip(args.out_kinds, args.outs, strict=True):
+        if not kind.writeable(array):
+            raise declaration.error("needs a writeable out, got a read-only array")
+
+
+def _view(declaration: Declaration, name: str, kind: Kind, array: Any) -> View:
+    native, shape, _ = kind.layout(array)
+    dtype = kind.dtype(native)
+    if dtype is None:
+        raise declaration.error(f"needs {name} of a dtype known here, got {native}")
+    strides = kind.strides(array)
+    assert strides is not None
+    return View(dtype, tuple(shape), tuple(strides))
+
+
+def bind(declaration: Declaration, args: Arguments) -> tuple[Bound, dict[str, int | float]]:
+    """The specialisation of a call, and its numbers."""
+    d = declaration
+    views = {
+        n: _view(d, n, k, a)
+        for n, k, a in zip(d.inputs, args.kinds, args.arrays, strict=True)
+        if k is not None
+    }
+    for name, declared in d.inputs.items():
+        if name not in views and not declared.optional:
+            raise d.error(f"{d.name} needs {name}, got None")
+    options = {n: args.settings[n] for n in d.options}
+    for name, value in options.items():
+        choices = d.options[name].choices
+        if not any(value is c or value == c for c in choices):
+            raise d.error(f"{d.name} needs {name} among {list(choices)}, got {value!r}")
+    numbers = {n: _number(d, n, args.settings[n]) for n in d.params}
+    extents = {n: args.settings[n] for n in d.extents}
+    named = [o.name for o in d.outputs]
+    if len(args.outs) > len(named):
+        raise d.error(f"{d.name} needs at most {len(named)} results in out, got {len(args.outs)}")
+    outs = {
+        n: _view(d, "out", k, o)
+        for n, k, o in zip(named, args.out_kinds, args.outs, strict=False)
+    }
+    return Binder(d).bind(views, numbers, options, extents, outs), numbers
+
+
+def _number(declaration: Declaration, name: str, value: Any) -> int | float:
+    """A param as a Python number; 0-d arrays and NumPy scalars count as numbers."""
+    integer = declaration.params[name].dtype.is_int
+    item = getattr(value, "item", None)
+    try:
+        plain = item() if item is not None else value
+    except (TypeError, ValueError, RuntimeError):
+        plain = value
+    allowed: tuple[type, ...] = (int,) if integer else (int, float)
+    if isinstance(plain, bool) or not isinstance(plain, allowed):
+        wanted = "an integer" if integer else "a number"
+        raise declaration.error(f"{declaration.name} needs {name} {wanted}, got {value!r}")
+    return plain if integer else float(plain)
+
+
+def pack(
+    plan: LaunchPlan, bound: Bound, numbers: dict[str, int | float]
+) -> tuple[bytes, bytes]:
+    """The packed arguments before and after the pointers."""
+    head, tail = [], []
+    for slot in plan.slots:
+        if slot.kind == "dim":
+            head.append(struct.pack("<q", bound.sizes[slot.name]))
+        elif slot.kind == "stride":
+            view = bound.views[slot.name]
+            tail.append(struct.pack("<q", view.strides[slot.axis]))
+        elif slot.kind == "scalar":
+            tail.append(_scalar(numbers[slot.name], slot.dtype))
+    return b"".join(head), b"".join(tail)
+
+
+def _scalar(value: int | float, dtype: str) -> bytes:
+    """A scalar's slot: an int64, or the bits of a float32 and four zero bytes."""
+    if dtype != "float32":
+        return struct.pack("<q", int(value))
+    import numpy as np
+
+    with np.errstate(over="ignore"):  # past the range is infinity, which struct refuses
+        return np.float32(value).tobytes() + b"\0\0\0\0"
+
+
+def check_indices(
+    declaration: Declaration, name: str, kind: Kind, array: Any, below: int
+) -> None:
+    """Raise the operator's error unless all values are in 0 … below − 1."""
+    values = kind.numpy(array)
+    if values.size == 0:
+        return
+    low, high = int(values.min()), int(values.max())
+    if low < 0 or high >= below:
+        bad = low if low < 0 else high
+        raise declaration.error(f"{declaration.name} needs {name} in 0 … {below - 1}, got {bad}")
+
+
+def plain_strides(kinds: Sequence[Kind | None], arrays: Sequence[Any]) -> int | None:
+    """Position of an array whose strides are no whole elements: only a copy can be read."""
+    for i, (kind, array) in enumerate(zip(kinds, arrays, strict=True)):
+        if kind is not None and kind.strides(array) is None:
+            return i
+    return None

@@ -19,7 +19,8 @@ def flops(graph: Graph, sizes: Mapping[str, int]) -> int:
     `sizes` gives the dynamic dims by name. A multiply-add counts two; exp, tanh and the like one.
     """
     names = {identifier(n): v for n, v in sizes.items()}
-    return sum(_stage_flops(stage, names) for stage in graph.stages)
+    scored = {id(s.expr.score) for s in graph.stages if isinstance(s.expr, forms.SoftmaxSum)}
+    return sum(_stage_flops(stage, names, scored) for stage in graph.stages)
 
 
 def minimal_bytes(graph: Graph, sizes: Mapping[str, int]) -> int:
@@ -38,9 +39,20 @@ def _points(axes: Iterable[Axis], names: Mapping[str, int]) -> int:
     return _count((a.extent for a in dict.fromkeys(axes)), names)
 
 
-def _stage_flops(stage: Stage, names: Mapping[str, int]) -> int:
+def _stage_flops(stage: Stage, names: Mapping[str, int], scored: set[int]) -> int:
+    """`scored` are the scores that a softmax_sum of the graph has already gone through."""
     node = stage.expr
-    repeated = (node.along,) if isinstance(node, forms.Scan) else ()
+    if isinstance(node, forms.LogSumExp):
+        finish = 2 * _points(node.source.row_axes(), names)
+        if id(node.source.score) in scored:
+            return finish
+        node = node.source
+        scores = 4 * _points((*node.row_axes(), *node.over), names)
+        return finish + scores + _tree_flops(node.score, (), names)
+    return _tree_flops(node, (node.along,) if isinstance(node, forms.Scan) else (), names)
+
+
+def _tree_flops(node: Expr, repeated: tuple[Axis, ...], names: Mapping[str, int]) -> int:
     total = 0
     for item in walk(node):
         if _is_flop(item):
@@ -64,8 +76,6 @@ def _form_flops(node: Form, names: Mapping[str, int]) -> int:
         # maximum, difference, exponential and sum for each score; a multiply-add for each value
         scores = (*node.row_axes(), *node.over)
         return 4 * _points(scores, names) + 2 * _points((*scores, *node.column_axes()), names)
-    if isinstance(node, forms.LogSumExp):
-        return 2 * _points(node.source.row_axes(), names)
     if isinstance(node, forms.TopK):
         return _points((*free_axes(node.score), node.along), names)
     if isinstance(node, forms.ScatterAdd):

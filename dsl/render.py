@@ -73,7 +73,8 @@ class _Writer:
 
     packs: dict[str, str]
     axes: dict[int, str] = field(default_factory=dict)
-    _memo: dict[int, tuple[str, int]] = field(default_factory=dict)
+    # By identity; the node is kept too, or a later one could be given its identity.
+    _memo: dict[int, tuple[Expr, str, int]] = field(default_factory=dict)
 
     def name(self, dim: str) -> str:
         return self.packs.get(dim, dim)
@@ -110,8 +111,8 @@ class _Writer:
         """`node`, in parentheses if it binds less tightly than `at_least`."""
         found = self._memo.get(id(node))
         if found is None:
-            found = self._memo[id(node)] = self.write(node)
-        text, precedence = found
+            found = self._memo[id(node)] = (node, *self.write(node))
+        _, text, precedence = found
         return f"({text})" if precedence < at_least else text
 
     def write(self, node: Expr) -> tuple[str, int]:
@@ -123,7 +124,7 @@ class _Writer:
             return self.name(node.name), _ATOM
         if isinstance(node, Cast):
             if node.dtype.is_float:  # storage widened to f32, or counts taken into arithmetic
-                return self.text(node.a), self._memo[id(node.a)][1]
+                return self.text(node.a), self._memo[id(node.a)][2]
             return f"{node.dtype}({self.text(node.a)})", _ATOM
         if isinstance(node, Read):
             return self.read(node), _ATOM

@@ -190,7 +190,7 @@ def attention(
     """
     chosen = strategy if strategy is not None else Fallback()
     if not isinstance(chosen, Fallback):
-        missing = _MISSING.get(type(chosen), "one of Fallback, FlashUnit, FlashAccelerated, Autotune")
+        missing = _MISSING.get(type(chosen), "to be one of the strategies of rudnn.attention")
         raise AttentionError(f"{type(chosen).__name__} needs {missing}, got the llvm target")
     if options.causal_alignment not in ALIGNMENTS:
         raise AttentionError(

@@ -22,7 +22,10 @@ from ..dsl.declare import Declaration
 from ..dsl.errors import OperatorError
 
 GROUP = "rudnn.ops"
-FAMILIES = ("normalization",)
+FAMILIES = (
+    "normalization", "linear", "pointwise", "embedding", "attention", "recurrence", "selection",
+    "segments",
+)  # fmt: skip
 
 
 class UnknownOperatorError(OperatorError):

@@ -70,7 +70,7 @@ def _mul(a: dict[str, Any]) -> Any:
     return a["a"] * a["b"]
 
 
-@register("matmul")
+@register("batched_matmul")
 def _matmul(a: dict[str, Any]) -> Any:
     return a["a"] @ a["b"]
 

@@ -91,7 +91,8 @@ def export_operator(
     folder.mkdir(parents=True, exist_ok=True)
     part = kind.export(program, signature, arch, folder)
     made = manifest(signature, part, folder)
-    (folder / "manifest.json").write_text(json.dumps(made, indent=2, ensure_ascii=False) + "\n")
+    text = json.dumps(made, indent=2, ensure_ascii=False) + "\n"
+    (folder / "manifest.json").write_text(text, "utf-8")
     return made
 
 

@@ -219,6 +219,12 @@ def test_broadcast_input_and_a_longer_pack(tmp_path: Path) -> None:
     compare(made.results(**given)["out"], made.expected(made.inputs(**given), **given)[0], bf16)
 
 
+def test_no_dims_at_all(tmp_path: Path) -> None:
+    made = exported(tmp_path, add, ranks={"shape": 0})
+    made.run()
+    compare(made.results()["out"], made.expected(made.inputs())[0], f32)
+
+
 def test_names_that_c_keeps_for_itself(tmp_path: Path) -> None:
     made = exported(tmp_path, awkward)
     made.run("short_=2")
@@ -248,7 +254,8 @@ def test_host_reads_files_and_scalars(library: Any) -> None:
     "arguments, message",
     [
         (["rows=-1"], "needs a size of at least 0"),
-        (["rows=many"], "needs a number"),
+        (["rows=many"], "needs a size of at least 0"),
+        (["epsilon=small"], "needs a number"),
         (["H=4"], "unknown argument"),
         (["epsilon=0"], "a requirement of the operator does not hold"),
         (["x=@/nowhere"], "cannot read"),
@@ -445,7 +452,7 @@ def test_host_links_neither_python_nor_tvm(library: Any) -> None:
 
 def test_manifest(library: Any) -> None:
     made = library("layer_norm-f32")
-    stored = json.loads((made.folder / "manifest.json").read_text())
+    stored = json.loads((made.folder / "manifest.json").read_text("utf-8"))
     assert stored == json.loads(json.dumps(made.manifest))
     assert stored["format"] == 1 and stored["abi"] == 1
     assert stored["operator"] == "layer_norm" and stored["target"] == "llvm"

@@ -20,7 +20,11 @@ MAX_DEPTH = 1024
 
 @dataclass(frozen=True)
 class SoftmaxSumConfig(Config):
-    """`vectors` of rows a tile, `keys` a block, `keys_unroll` × `vectors` accumulators of a score."""
+    """The tile and the block.
+
+    `vectors` of rows are a tile, `keys` a block; `keys_unroll` × `vectors` accumulators make the
+    scores, up to `registers` the sums.
+    """
 
     vectors: int = 4
     keys: int = 128
@@ -30,7 +34,7 @@ class SoftmaxSumConfig(Config):
 
 @dataclass(frozen=True)
 class Product:
-    """A contraction under the score: Σ over `depth` of `row` (query side) times `key` (key side)."""
+    """A contraction under the score: Σ over `depth` of `row` times `key`, the sides' factors."""
 
     stage: Stage
     row: Expr
@@ -67,9 +71,9 @@ def split(group: Group) -> tuple[list[Stage], list[Stage], list[Stage]]:
     forms_at = [i for i, s in enumerate(group.stages) if source(s) is not None]
     if not forms_at:
         return list(group.stages), [], []
-    before = list(group.stages[: forms_at[0]])
-    after = list(group.stages[forms_at[0] :])
-    return before, [s for s in after if source(s) is not None], [s for s in after if source(s) is None]
+    before, rest = group.stages[: forms_at[0]], group.stages[forms_at[0] :]
+    heads = [s for s in rest if source(s) is not None]
+    return list(before), heads, [s for s in rest if s not in heads]
 
 
 def roles(group: Group) -> Roles | None:

@@ -18,7 +18,8 @@ path that leaves masked values out instead of multiplying them by 0.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,7 +54,6 @@ class Tiles:
         self.readers = emitter.lowering.readers
         self.math = emitter.lowering.math
         self.group, self.roles, self.lanes, self.config = group, roles, lanes, config
-        self.vectors, self.unroll = config.vectors, config.keys_unroll
         self.rows = config.vectors * lanes
         self.columns = int(roles.column.extent)  # type: ignore[arg-type]
         self.padded = -(-self.columns // lanes) * lanes
@@ -122,29 +122,20 @@ class Tiles:
         self._allocate()
         for (row, _, depth), buffer in zip(self.factors, self.queries, strict=True):
             self._load_queries(row, depth, buffer)
-        self._each_vector(lambda at, v, lane: nest.put(self.top, [at], real(float("-inf"))))
-        self._each_vector(lambda at, v, lane: nest.put(self.total, [at], real(0.0)))
+        with self._vectors() as first:
+            for buffer, start in ((self.top, float("-inf")), (self.total, 0.0)):
+                with nest.vector(self.lanes) as lane:
+                    nest.put(buffer, [first + lane], real(start))
         with nest.loop("row", index(self.rows)) as r:
             nest.strip(self.padded, self.lanes, lambda at, width: self._vector(
                 width, lambda lane: nest.put(self.sums, [r, at + lane], real(0.0))))
         end = nest.bind("keys", self._last_key())
-        if self.vectors == 1:
-            self._blocks(end)
-        else:
-            with nest.when(self.count > index(self.lanes)):
-                self._blocks(end)
-            with nest.otherwise():
-                # A tile of few rows, all there is when decoding: one vector of them.
-                self.vectors, self.unroll = 1, 2 * self.unroll
-                self._blocks(end)
-        self._finish()
-
-    def _blocks(self, end: Any) -> None:
-        nest, keys = self.nest, index(self.config.keys)
+        keys = index(self.config.keys)
         with nest.loop("block", ceil_div(end, self.config.keys)) as block:
             self.start = nest.bind("first_key", block * keys)
             self.length = nest.bind("length", _least(end - self.start, keys))
             self._block()
+        self._finish()
 
     def _allocate(self) -> None:
         nest, keys, cfg = self.nest, self.config.keys, self.config
@@ -170,11 +161,11 @@ class Tiles:
         with self.nest.vector(width) as lane:
             body(lane)
 
-    def _each_vector(self, body: Callable[[Any, int, Any], None]) -> None:
-        """`body(row, vector, lane)` for all rows of the tile, in vectors."""
-        for v in range(self.vectors):
-            with self.nest.vector(self.lanes) as lane:
-                body(index(v * self.lanes) + lane, v, lane)
+    @contextmanager
+    def _vectors(self) -> Iterator[Any]:
+        """A loop over the tile's rows by vectors, those past the last row left out."""
+        with self.nest.loop("vector", ceil_div(self.count, self.lanes)) as v:
+            yield v * index(self.lanes)
 
     def _load_queries(self, node: Expr, depth: Axis, buffer: Any) -> None:
         def copy(row: Any, d: Any) -> None:
@@ -207,8 +198,15 @@ class Tiles:
         self._load_rows(self.value, self.roles.column, self.values, flags)
         for side in self.sides.values():
             self._load_side(side)
-        for queries, keys, result in zip(self.queries, self.keys, self.products, strict=True):
-            self._multiply(queries, keys, result)
+        vectors, unroll = self.config.vectors, self.config.keys_unroll
+        if vectors == 1:
+            self._multiply(1, 2 * unroll)
+        else:
+            with nest.when(self.count > index(self.lanes)):
+                self._multiply(vectors, unroll)
+            with nest.otherwise():
+                # Few rows, as when decoding: one vector of them.
+                self._multiply(1, 2 * unroll)
         self._rescale()
         self._exponentiate()
         self._accumulate(flags)
@@ -223,7 +221,8 @@ class Tiles:
 
             def copy(at: Any, width: int) -> None:
                 with nest.vector(width) as lane:
-                    nest.put(buffer, [j, at + lane], self.nest.real(node, base | {along: at + lane}))
+                    value = nest.real(node, base | {along: at + lane})
+                    nest.put(buffer, [j, at + lane], value)
                 if flags is not None:
                     with nest.vector(width) as lane:
                         bits = tirx.reinterpret("int32", buffer[j, at + lane])
@@ -252,7 +251,8 @@ class Tiles:
             return
         with nest.when(stride == index(0)), nest.loop("key", self.length) as j:
             value = nest.bind("shared", element(index(0), j))
-            self._each_vector(lambda at, v, lane: nest.put(side.buffer, [j, at], value))
+            with self._vectors() as first, nest.vector(self.lanes) as lane:
+                nest.put(side.buffer, [j, first + lane], value)
         with nest.otherwise():
             general()
 
@@ -265,27 +265,35 @@ class Tiles:
             return None
         return strides[uses[0]]
 
-    def _multiply(self, queries: Any, keys: Any, result: Any) -> None:
-        """result[key, row] = Σ_d keys[key, d] · queries[d, row], by register tiles."""
+    def _multiply(self, vectors: int, unroll: int) -> None:
+        """Each product's [key, row] = Σ_d keys[key, d] · queries[d, row], by register tiles."""
+        for queries, keys, result in zip(self.queries, self.keys, self.products, strict=True):
+            self._multiply_one(queries, keys, result, vectors, unroll)
+
+    def _multiply_one(
+        self, queries: Any, keys: Any, result: Any, vectors: int, unroll: int
+    ) -> None:
         nest = self.nest
         depth = int(queries.ty.shape[0])
-        tile = [(u, v) for u in range(self.unroll) for v in range(self.vectors)]
-        with nest.loop("tile", ceil_div(self.length, self.unroll)) as t:
+        tile = [(u, v) for u in range(unroll) for v in range(vectors)]
+        with nest.loop("tile", ceil_div(self.length, unroll)) as t:
             acc = dict(zip(tile, nest.registers("acc", len(tile), self.lanes), strict=True))
+
+            def at(p: tuple[int, int], lane: Any) -> list[Any]:
+                return [t * index(unroll) + index(p[0]), index(p[1] * self.lanes) + lane]
+
             for p in tile:
                 with nest.vector(self.lanes) as lane:
                     nest.put(acc[p], [lane], real(0.0))
             with nest.loop("d", index(depth)) as d:
                 for p in tile:
-                    key = t * index(self.unroll) + index(p[0])
                     with nest.vector(self.lanes) as lane:
-                        row = index(p[1] * self.lanes) + lane
-                        nest.put(acc[p], [lane], acc[p][lane] + keys[key, d] * queries[d, row])
+                        key, row = at(p, lane)
+                        term = keys[key, d] * queries[d, row]
+                        nest.put(acc[p], [lane], acc[p][lane] + term)
             for p in tile:
-                key = t * index(self.unroll) + index(p[0])
                 with nest.vector(self.lanes) as lane:
-                    row = index(p[1] * self.lanes) + lane
-                    nest.put(result, [key, row], acc[p][lane])
+                    nest.put(result, at(p, lane), acc[p][lane])
 
     def _env(self, row: Any, j: Any) -> dict[Axis, Any]:
         """Axes at a point of the block; reads of products and sides go to their buffers."""
@@ -301,48 +309,48 @@ class Tiles:
         from tvm import tirx
 
         nest, infinity = self.nest, real(float("-inf"))
-        best = nest.registers("best", self.vectors, self.lanes)
-        self._each_vector(lambda at, v, lane: nest.put(best[v], [lane], self.top[at]))
-        with nest.loop("key", self.length) as j:
-
-            def score(at: Any, v: int, lane: Any) -> None:
-                env = self._env(at, j)
-                value = nest.real(self.score, env)
-                if self.keep is not None:
-                    value = tirx.Select(nest.value(self.keep, env), value, infinity)
-                nest.put(self.scores, [j, at], value)
-
-            def rise(at: Any, v: int, lane: Any) -> None:
-                new, old = self.scores[j, at], best[v][lane]
-                nest.put(best[v], [lane], tirx.Select(new > old, new, old))
-
-            self._each_vector(score)
-            self._each_vector(rise)
-
-        def decay(at: Any, v: int, lane: Any) -> None:
-            shift = tirx.Select(best[v][lane] == infinity, real(0.0), best[v][lane])
-            nest.put(self.decay, [at], self.math["exp"](self.top[at] - shift))
-
-        self._each_vector(decay)
-        self._each_vector(lambda at, v, lane: nest.put(self.top, [at], best[v][lane]))
+        (best,) = nest.registers("best", 1, self.lanes)
+        with self._vectors() as first:
+            with nest.vector(self.lanes) as lane:
+                nest.put(best, [lane], self.top[first + lane])
+            with nest.loop("key", self.length) as j:
+                with nest.vector(self.lanes) as lane:
+                    env = self._env(first + lane, j)
+                    value = nest.real(self.score, env)
+                    if self.keep is not None:
+                        value = tirx.Select(nest.value(self.keep, env), value, infinity)
+                    nest.put(self.scores, [j, first + lane], value)
+                with nest.vector(self.lanes) as lane:
+                    new, old = self.scores[j, first + lane], best[lane]
+                    nest.put(best, [lane], tirx.Select(new > old, new, old))
+            with nest.vector(self.lanes) as lane:
+                shift = tirx.Select(best[lane] == infinity, real(0.0), best[lane])
+                decay = self.math["exp"](self.top[first + lane] - shift)
+                nest.put(self.decay, [first + lane], decay)
+            with nest.vector(self.lanes) as lane:
+                nest.put(self.top, [first + lane], best[lane])
 
     def _exponentiate(self) -> None:
         """Scores become weights; row totals follow."""
         from tvm import tirx
 
         nest, infinity = self.nest, real(float("-inf"))
-        shift = nest.registers("shift", self.vectors, self.lanes)
-        total = nest.registers("totals", self.vectors, self.lanes)
-        self._each_vector(lambda at, v, lane: nest.put(shift[v], [lane], tirx.Select(
-            self.top[at] == infinity, real(0.0), self.top[at])))  # fmt: skip
-        self._each_vector(lambda at, v, lane: nest.put(
-            total[v], [lane], self.total[at] * self.decay[at]))  # fmt: skip
-        with nest.loop("key", self.length) as j:
-            self._each_vector(lambda at, v, lane: nest.put(
-                self.scores, [j, at], self.math["exp"](self.scores[j, at] - shift[v][lane])))
-            self._each_vector(lambda at, v, lane: nest.put(
-                total[v], [lane], total[v][lane] + self.scores[j, at]))
-        self._each_vector(lambda at, v, lane: nest.put(self.total, [at], total[v][lane]))
+        shift, total = nest.registers("shift", 2, self.lanes)
+        with self._vectors() as first:
+            with nest.vector(self.lanes) as lane:
+                top = self.top[first + lane]
+                nest.put(shift, [lane], tirx.Select(top == infinity, real(0.0), top))
+            with nest.vector(self.lanes) as lane:
+                row = first + lane
+                nest.put(total, [lane], self.total[row] * self.decay[row])
+            with nest.loop("key", self.length) as j:
+                with nest.vector(self.lanes) as lane:
+                    weight = self.math["exp"](self.scores[j, first + lane] - shift[lane])
+                    nest.put(self.scores, [j, first + lane], weight)
+                with nest.vector(self.lanes) as lane:
+                    nest.put(total, [lane], total[lane] + self.scores[j, first + lane])
+            with nest.vector(self.lanes) as lane:
+                nest.put(self.total, [first + lane], total[lane])
 
     def _accumulate(self, flags: Any) -> None:
         from tvm import tirx

@@ -69,26 +69,15 @@ class Host:
             '    if (strcmp(argv[i], "--out") == 0 && i + 1 < argc) {',
             "        folder = argv[++i];", "        continue;", "    }",
         ]  # fmt: skip
-        numbers = [(self.c.dim(d.name), "int64_t") for d in self.signature.dynamic()]
-        numbers += [
-            (self.c.scalar(s.name), "float" if s.dtype.is_float else "int64_t")
-            for s in self.signature.scalars
-        ]
-        lines += [
-            f'    {n} = ({kind})rudnn_number(argv[i], "{n}", (double){n}, &used);'
-            for n, kind in numbers
-        ]
+        for d in self.header.dims():
+            lines.append(f'    {d} = rudnn_size(argv[i], "{d}", {d}, &used);')
+        for scalar in self.signature.scalars:
+            x, kind = self.c.scalar(scalar.name), "float" if scalar.dtype.is_float else "int64_t"
+            lines.append(f'    {x} = ({kind})rudnn_number(argv[i], "{x}", (double){x}, &used);')
         for tensor in self.inputs():
             name = self.c.tensor(tensor.name)
             lines.append(f'    {name}_file = rudnn_file(argv[i], "{name}", {name}_file, &used);')
-        return [*lines, '    if (!used) rudnn_die("unknown argument", argv[i]);', "}",
-                *self.guards(), ""]  # fmt: skip
-
-    def guards(self) -> list[str]:
-        return [
-            f'if ({d} < 0) rudnn_die("needs a size of at least 0", "{d}");'
-            for d in self.header.dims()
-        ]
+        return [*lines, '    if (!used) rudnn_die("unknown argument", argv[i]);', "}", ""]
 
     def count(self, tensor: TensorInfo) -> str:
         factors = [f"({self.header.extent(e)})" if not str(e).isalnum() else self.header.extent(e)

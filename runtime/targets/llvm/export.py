@@ -36,8 +36,8 @@ def export(program: Program, signature: Signature, arch: str, folder: Path) -> d
         signature, plan, signature.c(program.workspace.total),
         signature.c(codegen.work(program.graph)), SMALL_WORK,
     )  # fmt: skip
-    (folder / f"{name}.h").write_text(header.text())
-    (folder / f"{name}_host.c").write_text(Host(signature, header).text())
+    (folder / f"{name}.h").write_text(header.text(), "utf-8")
+    (folder / f"{name}_host.c").write_text(Host(signature, header).text(), "utf-8")
     for support in SUPPORT:
         shutil.copyfile(toolchain.NATIVE / support, folder / support)
     made = [f"{name}.o", f"{name}.ll", f"{name}.h", f"{name}_host.c", *SUPPORT]

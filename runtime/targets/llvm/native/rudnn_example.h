@@ -17,13 +17,13 @@ typedef enum {
 
 static const int rudnn_dtype_bytes[] = {2, 2, 4, 8, 1, 1, 2, 4, 8, 1, 2, 4, 8};
 
-static void rudnn_die(const char *what, const char *which) {
+static inline void rudnn_die(const char *what, const char *which) {
     fprintf(stderr, "%s: %s\n", what, which);
     exit(2);
 }
 
 /* The number in the argument NAME=NUMBER if `arg` is that, else the former value. */
-static double rudnn_number(const char *arg, const char *name, double former, int *used) {
+static inline double rudnn_number(const char *arg, const char *name, double former, int *used) {
     size_t n = strlen(name);
     char *end;
     double value;
@@ -34,8 +34,20 @@ static double rudnn_number(const char *arg, const char *name, double former, int
     return value;
 }
 
+/* The same for a whole number of at least 0. */
+static inline int64_t rudnn_size(const char *arg, const char *name, int64_t former, int *used) {
+    size_t n = strlen(name);
+    char *end;
+    long long value;
+    if (strncmp(arg, name, n) != 0 || arg[n] != '=') return former;
+    value = strtoll(arg + n + 1, &end, 10);
+    if (end == arg + n + 1 || *end || value < 0) rudnn_die("needs a size of at least 0", arg);
+    *used = 1;
+    return value;
+}
+
 /* The file in the argument NAME=@FILE if `arg` is that, else the former value. */
-static const char *rudnn_file(const char *arg, const char *name, const char *former, int *used) {
+static inline const char *rudnn_file(const char *arg, const char *name, const char *former, int *used) {
     size_t n = strlen(name);
     if (strncmp(arg, name, n) != 0 || arg[n] != '=' || arg[n + 1] != '@') return former;
     *used = 1;
@@ -43,7 +55,7 @@ static const char *rudnn_file(const char *arg, const char *name, const char *for
 }
 
 /* Element i of example tensor number `seed`, as 64 random bits (splitmix64). */
-static uint64_t rudnn_random(uint64_t seed, uint64_t i) {
+static inline uint64_t rudnn_random(uint64_t seed, uint64_t i) {
     uint64_t z = ((seed << 32) + i) * UINT64_C(0x9E3779B97F4A7C15);
     z = (z ^ (z >> 30)) * UINT64_C(0xBF58476D1CE4E5B9);
     z = (z ^ (z >> 27)) * UINT64_C(0x94D049BB133111EB);
@@ -51,14 +63,14 @@ static uint64_t rudnn_random(uint64_t seed, uint64_t i) {
 }
 
 /* A multiple of 1/128 as f16 bits; it is exact. */
-static uint16_t rudnn_to_f16(float value) {
+static inline uint16_t rudnn_to_f16(float value) {
     uint32_t bits;
     memcpy(&bits, &value, 4);
     if (value == 0) return (uint16_t)(bits >> 16);
     return (uint16_t)((bits >> 16 & 0x8000) | ((bits >> 13 & 0x3ffff) - (112 << 10)));
 }
 
-static double rudnn_from_f16(uint16_t half) {
+static inline double rudnn_from_f16(uint16_t half) {
     int exponent = half >> 10 & 31;
     double mantissa = half & 1023, value;
     int i;
@@ -73,7 +85,7 @@ static double rudnn_from_f16(uint16_t half) {
 }
 
 /* Element i of a contiguous array as a number. */
-static double rudnn_value(const void *data, rudnn_dtype dtype, int64_t i) {
+static inline double rudnn_value(const void *data, rudnn_dtype dtype, int64_t i) {
     float narrow;
     uint32_t bits;
     switch (dtype) {
@@ -97,7 +109,7 @@ static double rudnn_value(const void *data, rudnn_dtype dtype, int64_t i) {
 
 /* Fill an array: floats in -1 ... 1 that are exact in every float type, integers in 0 ... below - 1
  * (8 if below is 0). */
-static void rudnn_fill(void *data, rudnn_dtype dtype, int64_t count, int seed, int64_t below) {
+static inline void rudnn_fill(void *data, rudnn_dtype dtype, int64_t count, int seed, int64_t below) {
     int64_t i;
     for (i = 0; i < count; ++i) {
         uint64_t z = rudnn_random((uint64_t)seed, (uint64_t)i);
@@ -119,18 +131,18 @@ static void rudnn_fill(void *data, rudnn_dtype dtype, int64_t count, int seed, i
     }
 }
 
-/* A new array. One byte more than needed, so that an empty one is not NULL. */
-static void *rudnn_array(rudnn_dtype dtype, int64_t count) {
-    void *data = calloc((size_t)(count > 0 ? count : 0) * rudnn_dtype_bytes[dtype] + 1, 1);
+/* A new array. One element more than needed, so that an empty one is not NULL. */
+static inline void *rudnn_array(rudnn_dtype dtype, int64_t count) {
+    void *data = calloc((size_t)count + 1, (size_t)rudnn_dtype_bytes[dtype]);
     if (!data) rudnn_die("out of memory", "an array");
     return data;
 }
 
 /* An input: the raw little-endian content of a file, or example values where `file` is NULL. */
-static void *rudnn_input(const char *name, rudnn_dtype dtype, int64_t count, int seed,
+static inline void *rudnn_input(const char *name, rudnn_dtype dtype, int64_t count, int seed,
                          int64_t below, const char *file) {
     void *data = rudnn_array(dtype, count);
-    size_t bytes = (size_t)(count > 0 ? count : 0) * rudnn_dtype_bytes[dtype];
+    size_t bytes = (size_t)count * (size_t)rudnn_dtype_bytes[dtype];
     FILE *stream;
     if (!file) {
         rudnn_fill(data, dtype, count, seed, below);
@@ -146,9 +158,9 @@ static void *rudnn_input(const char *name, rudnn_dtype dtype, int64_t count, int
 
 /* Print an output, and write it raw to FOLDER/NAME.bin if there is a folder. The last figure is
  * FNV-1a of its bytes. */
-static void rudnn_output(const char *name, rudnn_dtype dtype, const void *data, int64_t count,
+static inline void rudnn_output(const char *name, rudnn_dtype dtype, const void *data, int64_t count,
                          const char *folder) {
-    size_t bytes = (size_t)(count > 0 ? count : 0) * rudnn_dtype_bytes[dtype], b;
+    size_t bytes = (size_t)count * (size_t)rudnn_dtype_bytes[dtype], b;
     uint64_t hash = UINT64_C(0xcbf29ce484222325);
     double sum = 0;
     int64_t i;

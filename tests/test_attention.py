@@ -1,0 +1,321 @@
+"""Attention against the float64 oracle and torch: options, dtypes, shapes, masks, errors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from rudnn.dsl.declare import Spec
+from rudnn.dsl.dtypes import bf16, bool_, f16, f32
+from rudnn.dsl.errors import AttentionError, RudnnError
+from rudnn.dsl.oracle import evaluate
+from rudnn.ops.attention import (
+    AttentionOptions,
+    Autotune,
+    Fallback,
+    FlashAccelerated,
+    FlashUnit,
+    attention,
+    attention_lse_op,
+)
+from rudnn.runtime import workspace
+
+Array = Any
+
+DTYPES = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
+TOLERANCE = {"f32": 4e-6, "f16": 2e-3, "bf16": 2e-2}
+NAMES = {np.dtype(np.float32): f32, np.dtype(np.float16): f16,
+         np.dtype(ml_dtypes.bfloat16): bf16, np.dtype(bool): bool_}  # fmt: skip
+
+# B, Hq, Hkv, Q, K: all dynamic, so one kernel serves the whole list
+DYNAMIC = [
+    (2, 6, 3, 37, 133), (1, 1, 1, 1, 1), (1, 4, 4, 64, 128), (2, 8, 2, 1, 300), (1, 2, 1, 130, 20),
+    (0, 2, 2, 5, 5), (2, 2, 2, 0, 5), (2, 4, 2, 5, 0), (1, 2, 2, 16, 17),
+]  # fmt: skip
+HEADS = [(1, 1), (7, 3), (16, 40), (64, 64), (100, 1), (257, 512), (512, 31)]
+
+
+@dataclass(frozen=True)
+class Case:
+    """Which options and optional tensors; `bias` and `mask` are broadcast patterns of b h q k."""
+
+    mask: str | None = None
+    bias: str | None = None
+    options: AttentionOptions = AttentionOptions()
+    bias_dtype: Any = np.float32
+
+
+CASES = {
+    "plain": Case(),
+    "scale": Case(options=AttentionOptions(scale=-0.7)),
+    "softcap": Case(options=AttentionOptions(softcap=1.5)),
+    "top_left": Case(options=AttentionOptions(is_causal=True)),
+    "bottom_right": Case(options=AttentionOptions(is_causal=True, causal_alignment="bottom_right")),
+    "mask": Case(mask="bhqk"),
+    "padding": Case(mask="b11k"),
+    "bias": Case(bias="1hqk"),
+    "all": Case("1h1k", "bhq1", AttentionOptions(0.3, 2.0, True, "bottom_right"), np.float16),
+}
+
+
+@pytest.fixture(autouse=True)
+def poisoned() -> Iterator[None]:
+    workspace.poison(True)
+    yield
+    workspace.poison(False)
+
+
+def normal(rng: np.random.Generator, *shape: int, dtype: Any = np.float32) -> Array:
+    return rng.standard_normal(shape).astype(dtype)
+
+
+def inputs(case: Case, sizes: tuple[int, ...], heads: tuple[int, int], dtype: Any) -> list[Array]:
+    rng = np.random.default_rng(sum(sizes) + 31 * sum(heads))
+    b, hq, hkv, q, k = sizes
+    full = {"b": b, "h": hq, "q": q, "k": k}
+
+    def shape(pattern: str) -> list[int]:
+        return [full[c] if c != "1" else 1 for c in pattern]
+
+    mask = None if case.mask is None else rng.random(shape(case.mask)) < 0.7
+    bias = None if case.bias is None else normal(rng, *shape(case.bias), dtype=case.bias_dtype)
+    return [
+        normal(rng, b, hq, q, heads[0], dtype=dtype), normal(rng, b, hkv, k, heads[0], dtype=dtype),
+        normal(rng, b, hkv, k, heads[1], dtype=dtype), mask, bias,
+    ]  # fmt: skip
+
+
+def expected(arrays: list[Array], options: AttentionOptions) -> tuple[Array, Array]:
+    """The float64 oracle's result and log-sum-exp."""
+    query, key, value = arrays[:3]
+    (b, hq, q, d), hkv, k = query.shape, key.shape[1], key.shape[2]
+    names = ("query", "key", "value", "mask", "attn_bias")
+    given = {n: a for n, a in zip(names, arrays, strict=True) if a is not None}
+    for name in ("mask", "attn_bias"):
+        if name in given:
+            given[name] = np.broadcast_to(given[name], (b, hq, q, k))
+    causal = options.causal_alignment if options.is_causal else "none"
+    spec = Spec(
+        tuple((n, NAMES[a.dtype]) for n, a in given.items()), (),
+        (("D", d), ("Dv", value.shape[3])),
+        (("causal", causal), ("capped", options.softcap is not None)),
+    )  # fmt: skip
+    scale = d**-0.5 if options.scale is None else options.scale
+    numbers = {"B": b, "Hq": hq, "Hkv": hkv, "Q": q, "K": k, "scale": scale,
+               "softcap": options.softcap or 0.0}  # fmt: skip
+    result = evaluate(attention_lse_op.trace(spec), given, numbers, precision="float64")
+    return result[0], result[1]
+
+
+def close(got: Array, want: Array, tolerance: float) -> None:
+    assert got.shape == want.shape
+    np.testing.assert_allclose(
+        got.astype(np.float64), want, rtol=tolerance, atol=tolerance, equal_nan=True
+    )
+
+
+def poison(shape: tuple[int, ...], dtype: Any) -> Array:
+    return np.full(shape, np.nan, dtype)
+
+
+def check(case: Case, sizes: tuple[int, ...], heads: tuple[int, int], dtype: str) -> None:
+    arrays = inputs(case, sizes, heads, DTYPES[dtype])
+    want, want_lse = expected(arrays, case.options)
+    out = poison(want.shape, DTYPES[dtype])
+    lse = poison(want_lse.shape, np.float32)
+    got = attention(*arrays, options=case.options, return_lse=True, out=(out, lse))
+    assert got[0] is out and got[1] is lse
+    close(out, want, TOLERANCE[dtype])
+    close(lse, want_lse, 1e-5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", CASES)
+def test_options_dtypes_and_dynamic_sizes(name: str, dtype: str) -> None:
+    for sizes in DYNAMIC:
+        check(CASES[name], sizes, (33, 17), dtype)
+
+
+@pytest.mark.parametrize("heads", HEADS)
+def test_head_sizes(heads: tuple[int, int]) -> None:
+    for sizes in ((1, 2, 1, 37, 70), (1, 2, 2, 3, 140)):
+        check(CASES["padding"], sizes, heads, "f32")
+
+
+@pytest.mark.parametrize("name", ["plain", "all"])
+def test_without_lse_the_result_is_the_same(name: str) -> None:
+    arrays = inputs(CASES[name], (2, 6, 3, 37, 133), (33, 17), np.float32)
+    options = CASES[name].options
+    both = attention(*arrays, options=options, return_lse=True)
+    alone = attention(*arrays, options=options, strategy=Fallback())
+    assert np.array_equal(alone, both[0])
+    assert np.array_equal(alone, attention(*arrays, options=options))
+
+
+@pytest.mark.parametrize("name", ["plain", "top_left", "mask", "bias"])
+def test_agrees_with_torch(name: str) -> None:
+    torch = pytest.importorskip("torch")
+    case = CASES[name]
+    arrays = [None if a is None else torch.from_numpy(a)
+              for a in inputs(case, (2, 4, 2, 70, 90), (32, 24), np.float32)]  # fmt: skip
+    got = attention(*arrays, options=case.options)
+    want = torch.nn.functional.scaled_dot_product_attention(
+        *arrays[:3], attn_mask=arrays[4] if arrays[3] is None else arrays[3],
+        is_causal=case.options.is_causal, enable_gqa=True,
+    )  # fmt: skip
+    assert isinstance(got, torch.Tensor)
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=4e-6)
+
+
+def views(a: Array) -> dict[str, Array]:
+    """Arrays equal to `a` in strange layouts."""
+    wide = np.full([2 * s for s in a.shape], np.nan, a.dtype)
+    wide[tuple(slice(0, 2 * s, 2) for s in a.shape)] = a
+    return {
+        "transposed": np.ascontiguousarray(a.transpose(3, 0, 2, 1)).transpose(1, 3, 2, 0),
+        "heads inside": np.ascontiguousarray(a.transpose(0, 2, 1, 3)).transpose(0, 2, 1, 3),
+        "reversed": np.ascontiguousarray(a[::-1, ::-1, ::-1, ::-1])[::-1, ::-1, ::-1, ::-1],
+        "sparse": wide[tuple(slice(0, 2 * s, 2) for s in a.shape)],
+    }
+
+
+@pytest.mark.parametrize("kind", ["transposed", "heads inside", "reversed", "sparse"])
+def test_any_strides(kind: str) -> None:
+    plain = inputs(Case("bhqk", "bhqk"), (2, 4, 2, 21, 33), (12, 20), np.float32)
+    strange = [views(a)[kind] for a in plain]
+    out = views(poison((2, 4, 21, 20), np.float32))[kind]
+    result = attention(*strange, out=out)
+    assert result is out
+    close(out, expected(plain, AttentionOptions())[0], TOLERANCE["f32"])
+
+
+def test_broadcast_inputs_of_stride_0() -> None:
+    rng = np.random.default_rng(0)
+    query = np.broadcast_to(normal(rng, 1, 1, 9, 8), (2, 4, 9, 8))
+    key = np.broadcast_to(normal(rng, 1, 1, 1, 8), (2, 2, 30, 8))
+    value = np.broadcast_to(normal(rng, 1, 2, 30, 1), (2, 2, 30, 5))
+    got = attention(query, key, value)
+    close(got, expected([query, key, value, None, None], AttentionOptions())[0], 4e-6)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("pattern", ["b11k", "bhqk"])
+def test_masked_keys_and_values_have_no_influence(pattern: str, bad: float) -> None:
+    arrays = inputs(Case(mask=pattern), (2, 2, 1, 70, 150), (16, 24), np.float32)
+    gone = ~arrays[3].any(axis=(1, 2)) if pattern == "bhqk" else ~arrays[3][:, 0, 0]
+    if pattern == "bhqk":
+        arrays[3][..., 5:9] = False
+        gone[:, 5:9] = True
+    want = attention(*arrays, return_lse=True)
+    for which in (1, 2):
+        arrays[which] = np.where(gone[:, None, :, None], np.float32(bad), arrays[which])
+    got = attention(*arrays, return_lse=True)
+    assert np.isfinite(got[0]).all()
+    np.testing.assert_array_equal(got[0], want[0])
+    np.testing.assert_array_equal(got[1], want[1])
+
+
+@pytest.mark.parametrize("alignment", ["top_left", "bottom_right"])
+def test_keys_after_a_causal_row_have_no_influence(alignment: str) -> None:
+    options = AttentionOptions(is_causal=True, causal_alignment=alignment)
+    arrays = inputs(Case(), (1, 1, 1, 70, 200), (8, 8), np.float32)
+    want = attention(*arrays, options=options)
+    at = 40
+    arrays[1][:, :, at] = np.nan
+    arrays[2][:, :, at + 1] = np.inf
+    got = attention(*arrays, options=options)
+    first = at if alignment == "top_left" else max(0, at - 130)
+    np.testing.assert_array_equal(got[:, :, :first], want[:, :, :first])
+    assert np.isnan(got[:, :, first + 1 :]).all()
+
+
+def test_a_nan_that_counts_reaches_its_rows_only() -> None:
+    arrays = inputs(Case(), (1, 1, 1, 40, 50), (8, 8), np.float32)
+    want = attention(*arrays)
+    arrays[0][0, 0, 7, 3] = np.nan
+    got = attention(*arrays)
+    assert np.isnan(got[0, 0, 7]).all()
+    assert np.array_equal(np.delete(got, 7, 2), np.delete(want, 7, 2))
+    arrays[0][0, 0, 7, 3] = 0
+    arrays[2][0, 0, 11, 2] = np.nan
+    got = attention(*arrays)
+    assert np.isnan(got[..., 2]).all() and np.isfinite(np.delete(got, 2, 3)).all()
+
+
+@pytest.mark.parametrize("how", ["mask", "bias"])
+def test_rows_that_keep_nothing_are_0(how: str) -> None:
+    arrays = inputs(Case(), (2, 2, 2, 20, 140), (8, 8), np.float32)
+    keep = np.ones((1, 1, 20, 1), bool)
+    keep[:, :, 3:9] = False
+    if how == "mask":
+        arrays[3] = keep
+        arrays[2][0, 0, 4] = np.inf
+        arrays[2][0, 0, 4] = np.where(np.arange(8) < 4, np.inf, 1)
+    else:
+        arrays[4] = np.where(keep, 0, -np.inf).astype(np.float32)
+    out, lse = attention(*arrays, return_lse=True)
+    assert not out[:, :, 3:9].any() and np.isneginf(lse[:, :, 3:9]).all()
+    assert np.isfinite(np.delete(lse, slice(3, 9), 2)).all()
+    want, want_lse = expected(arrays, AttentionOptions())
+    close(out, want, 4e-6)
+    close(lse, want_lse, 1e-5)
+
+
+def test_a_very_negative_bias_is_a_number() -> None:
+    arrays = inputs(Case(), (1, 1, 1, 5, 9), (8, 8), np.float32)
+    want = attention(*arrays)
+    arrays[4] = np.full((1, 1, 1, 1), -1e30, np.float32)
+    got, lse = attention(*arrays, return_lse=True)
+    assert np.isfinite(got).all() and (lse < -9e29).all()
+    np.testing.assert_allclose(got.sum(), np.broadcast_to(arrays[2].mean(2, keepdims=True),
+                                                          want.shape).sum(), rtol=1e-4)  # fmt: skip
+
+
+def test_large_scores_do_not_overflow() -> None:
+    arrays = inputs(Case(), (1, 2, 2, 33, 300), (64, 16), np.float32)
+    arrays[0] *= 1e4
+    close(attention(*arrays), expected(arrays, AttentionOptions())[0], 1e-3)
+
+
+def error(match: str, *args: Any, **kwargs: Any) -> None:
+    with pytest.raises(AttentionError, match=match) as info:
+        attention(*args, **kwargs)
+    assert isinstance(info.value, RudnnError) and isinstance(info.value, ValueError)
+
+
+def test_errors_say_what_was_needed() -> None:
+    rng = np.random.default_rng(0)
+    q, k, v = (normal(rng, 1, h, 5, 8) for h in (6, 4, 4))
+    error("needs Hq divisible by Hkv, got Hq=6, Hkv=4", q, k, v)
+    q = normal(rng, 1, 4, 5, 8)
+    error("needs one size of D, got D=8", q, k[..., :7], v)
+    error("needs one size of K", q, k, v[:, :, :3])
+    error("needs query of shape", q[0], k, v)
+    error("needs mask of dtype bool, got", q, k, v, np.ones((5, 5), np.float32))
+    error("needs mask broadcastable to", q, k, v, np.ones((5, 4), bool))
+    error("needs attn_bias of dtype", q, k, v, None, np.ones((5, 5)))
+    error("needs query and key of one dtype", q, k.astype(np.float16), v)
+    error("needs query of dtype", *(a.astype(np.float64) for a in (q, k, v)))
+    error("needs query of dtype", *(a.astype(np.int32) for a in (q, k, v)))
+    for scale in (np.nan, np.inf):
+        error("needs scale finite", q, k, v, options=AttentionOptions(scale=scale))
+    for cap in (0.0, -1.0, np.nan, np.inf):
+        error("needs softcap finite and > 0", q, k, v, options=AttentionOptions(softcap=cap))
+    wrong = AttentionOptions(causal_alignment="left")
+    error("needs causal_alignment among", q, k, v, options=wrong)
+    error("needs out of shape", q, k, v, out=np.empty((1, 4, 5, 7), np.float32))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "missing"),
+    [(FlashUnit(), "tiled"), (FlashAccelerated(), "matrix units"), (Autotune(), "tuner")],
+)
+def test_a_strategy_that_cannot_run_is_refused(strategy: Any, missing: str) -> None:
+    q = np.zeros((1, 1, 2, 4), np.float32)
+    error(f"{type(strategy).__name__} needs .*{missing}", q, q, q, strategy=strategy)
+    error("needs", q, q, q, strategy="fast")

@@ -1,0 +1,353 @@
+"""The runtime: imports, warm starts, kinds of array, odd layouts, threads, forks, killed compiles."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+import rudnn
+from rudnn.errors import DeviceError, NormalizationError, OperatorError, WorkspaceError
+from rudnn.runtime import workspace
+
+softmax = rudnn.normalization.softmax_last_axis
+
+
+def reference(x: np.ndarray) -> np.ndarray:
+    wide = x.astype(np.float64)
+    e = np.exp(wide - wide.max(axis=-1, keepdims=True))
+    return e / e.sum(axis=-1, keepdims=True)
+
+
+def python(code: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run a snippet in a fresh interpreter."""
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        capture_output=True, text=True, env=os.environ | env, timeout=120,
+    )  # fmt: skip
+
+
+SOFTMAX = """
+    import sys, numpy as np, rudnn
+    x = np.arange(12, dtype=np.float32).reshape(3, 4)
+    y = rudnn.normalization.softmax_last_axis(x)
+    assert np.allclose(y.sum(-1), 1) and np.allclose(y[0], y[2]), y
+"""
+
+
+def test_import_loads_no_compiler_and_no_framework() -> None:
+    done = python("""
+        import sys, rudnn
+        print([m for m in ("tvm", "tvm_ffi", "torch", "networkx") if m in sys.modules])
+    """)
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_second_process_runs_without_the_compiler(tmp_path) -> None:
+    first = python(SOFTMAX + "    print('tvm' in sys.modules)\n", RUDNN_CACHE_DIR=str(tmp_path))
+    second = python(SOFTMAX + "    print('tvm' in sys.modules)\n", RUDNN_CACHE_DIR=str(tmp_path))
+    assert (first.stdout.strip(), second.stdout.strip()) == ("True", "False"), second.stderr
+
+
+def test_without_a_c_compiler_everything_still_runs(tmp_path) -> None:
+    done = python(SOFTMAX + "    print('ran')\n", RUDNN_CACHE_DIR=str(tmp_path), RUDNN_CC="none")
+    assert done.stdout.strip() == "ran", done.stderr
+
+
+def test_kind_in_is_kind_out() -> None:
+    x = np.random.default_rng(0).standard_normal((5, 9), np.float32)
+    assert type(softmax(x)) is np.ndarray
+    assert type(softmax(torch.from_numpy(x))) is torch.Tensor
+    made = softmax(rudnn.tensor(x))
+    assert type(made) is rudnn.Tensor and made.device is rudnn.device("llvm:0")
+    np.testing.assert_array_equal(made.numpy(), softmax(x))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_dlpack_both_ways_shares_memory(dtype: str) -> None:
+    given = torch.arange(6.0).reshape(2, 3).to(getattr(torch, dtype))
+    tensor = rudnn.from_dlpack(given)
+    given[1, 2] = 9
+    assert float(tensor.numpy()[1, 2]) == 9
+    back = torch.from_dlpack(tensor)
+    back[0, 0] = 7
+    assert float(given[0, 0]) == 7 and back.dtype == given.dtype
+    del given, tensor
+    assert float(back[1, 2]) == 9
+
+
+def test_dlpack_memory_is_released() -> None:
+    import gc
+    import weakref
+
+    array = np.zeros((256, 256), np.float32)
+    watch = weakref.ref(array)
+    capsule = rudnn.Tensor(array, rudnn.dsl.f32, rudnn.device().default_queue).__dlpack__()
+    del array, capsule
+    gc.collect()
+    assert watch() is None
+
+
+STRIDED = {
+    "transposed": lambda x: x.T,
+    "stepped": lambda x: x[::3, 1::2],
+    "reversed": lambda x: x[::-1, ::-1],
+    "broadcast": lambda x: np.broadcast_to(x[:, :1], (x.shape[0], 7)),
+    "fortran": np.asfortranarray,
+    "four dims": lambda x: x[:24, :32].reshape(4, 6, 4, 8).transpose(2, 0, 3, 1)[::2],
+}
+
+
+@pytest.mark.parametrize("view", STRIDED)
+def test_views_are_read_where_they_are(view: str) -> None:
+    x = STRIDED[view](np.random.default_rng(1).standard_normal((37, 45), np.float32))
+    np.testing.assert_allclose(softmax(x), reference(x), atol=1e-6)
+
+
+def test_unaligned_and_unevenly_strided_arrays() -> None:
+    raw = np.zeros(4 * 64 + 1, np.uint8)
+    x = raw[1:].view(np.float32).reshape(8, 8)
+    x[...] = np.random.default_rng(2).standard_normal((8, 8))
+    np.testing.assert_allclose(softmax(x), reference(x), atol=1e-6)
+    packed = np.zeros(8, np.dtype([("tag", "u1"), ("value", "f4")]))
+    packed["value"] = np.arange(8)
+    np.testing.assert_allclose(softmax(packed["value"]), reference(packed["value"]), atol=1e-6)
+
+
+def test_out_receives_the_result_even_when_it_is_the_input() -> None:
+    x = np.random.default_rng(3).standard_normal((6, 10), np.float32)
+    want = softmax(x)
+    out = np.full((6, 20), np.nan, np.float32)[:, ::2]
+    assert softmax(x, out=out) is out
+    np.testing.assert_array_equal(out, want)
+    buffer = np.zeros(70, np.float32)
+    shifted, target = buffer[:60].reshape(6, 10), buffer[7:67].reshape(6, 10)
+    shifted[...] = x
+    softmax(shifted, out=target)
+    np.testing.assert_array_equal(target, want)
+
+
+def test_bad_arguments_name_what_was_needed() -> None:
+    x = np.zeros((4, 8), np.float32)
+    cases = [
+        (lambda: softmax(x.astype(np.float64)), NormalizationError, "f32, f16 or bf16, got f64"),
+        (lambda: softmax(x.astype(">f4")), NormalizationError, "dtype known here"),
+        (lambda: softmax(np.zeros((4, 0), np.float32)), NormalizationError, "not empty"),
+        (lambda: softmax([1.0, 2.0]), OperatorError, "needs a NumPy array"),
+        (lambda: softmax(x, out=np.zeros((4, 7), np.float32)), NormalizationError, "[4, 8]"),
+        (lambda: softmax(x, out=x.astype(np.float16)), NormalizationError, "f32"),
+        (lambda: softmax(x.view(), out=_read_only(x)), NormalizationError, "writeable"),
+        (lambda: softmax(torch.zeros(2, 2, device="meta")), DeviceError, "meta"),
+    ]
+    for call, error, text in cases:
+        with pytest.raises(error, match="needs") as caught:
+            call()
+        assert text in str(caught.value)
+    with pytest.raises(TypeError, match="missing"):
+        softmax()
+
+
+def _read_only(x: np.ndarray) -> np.ndarray:
+    copy = x.copy()
+    copy.flags.writeable = False
+    return copy
+
+
+def test_two_queues_in_one_call_are_refused() -> None:
+    device = rudnn.device()
+    with rudnn.Queue(device):
+        a = rudnn.tensor(np.ones((2, 3), np.float32))
+    b = rudnn.tensor(np.ones((2, 3), np.float32))
+    assert a.queue is not b.queue
+    with pytest.raises(DeviceError, match="one queue"):
+        rudnn.nn.add(a, b)
+    rudnn.nn.add(a, a)
+
+
+def test_workspace_over_budget_is_refused_before_anything_is_touched(monkeypatch) -> None:
+    monkeypatch.setenv("RUDNN_WORKSPACE_BYTES", "1000")
+    x, w = np.ones((64, 96), np.float32), np.ones((80, 96), np.float32)
+    out = np.full((64, 80), 5, np.float32)
+    with pytest.raises(WorkspaceError, match="budget is 1000"):
+        rudnn.nn.linear(x, w, out=out)
+    assert (out == 5).all()
+
+
+def test_memory_usage_tells_of_tensors_and_workspaces() -> None:
+    before = rudnn.memory_usage().tensors
+    tensor = rudnn.empty((1000,), "f32")
+    assert rudnn.memory_usage().tensors - before == 4000
+    del tensor
+    assert rudnn.memory_usage().tensors == before
+    rudnn.nn.linear(np.ones((2, 96), np.float32), np.ones((80, 96), np.float32))
+    assert rudnn.memory_usage().workspace >= 96 * 96 * 4
+
+
+def test_the_same_bits_on_any_number_of_threads() -> None:
+    code = """
+        import hashlib, numpy as np, rudnn
+        rng = np.random.default_rng(0)
+        x, w = rng.standard_normal((133, 257), np.float32), rng.standard_normal((65, 257), np.float32)
+        g = np.ones(257, np.float32)
+        n = rudnn.normalization
+        made = [n.layer_norm(x, g), *n.layer_norm_backward(x, x, g), rudnn.nn.linear(x, w)]
+        print(hashlib.sha256(b"".join(m.tobytes() for m in made)).hexdigest())
+    """
+    hashes = {python(code, RUDNN_NUM_THREADS=n).stdout for n in ("1", "2", "3")}
+    assert len(hashes) == 1 and hashes != {""}
+
+
+def test_many_threads_compile_and_call_at_once(tmp_path) -> None:
+    done = python("""
+        import threading, numpy as np, rudnn
+        errors = []
+        def work(i):
+            try:
+                for k in range(12):
+                    x = np.random.default_rng(i).standard_normal((5, 3 + k % 4), np.float32)
+                    y = rudnn.normalization.softmax_last_axis(x)
+                    assert np.allclose(y.sum(-1), 1, atol=1e-5)
+            except BaseException as error:
+                errors.append(error)
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+        [t.start() for t in threads]; [t.join() for t in threads]
+        print(errors)
+    """, RUDNN_CACHE_DIR=str(tmp_path))  # fmt: skip
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_many_processes_compile_the_same_kernel(tmp_path) -> None:
+    env = os.environ | {"RUDNN_CACHE_DIR": str(tmp_path)}
+    code = textwrap.dedent(SOFTMAX)
+    runs = [subprocess.Popen([sys.executable, "-c", code], env=env) for _ in range(4)]
+    assert [run.wait(120) for run in runs] == [0, 0, 0, 0]
+
+
+def test_a_fork_may_go_on_calling() -> None:
+    x = np.random.default_rng(4).standard_normal((400, 300), np.float32)
+    want = softmax(x)
+
+    def child() -> None:
+        fresh = np.random.default_rng(5).standard_normal((3, 11), np.float32)
+        same = np.array_equal(softmax(x), want)
+        right = np.allclose(softmax(fresh), reference(fresh), atol=1e-6)  # compiles in the child
+        os._exit(0 if same and right else 1)
+
+    process = multiprocessing.get_context("fork").Process(target=child)
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0
+    np.testing.assert_array_equal(softmax(x), want)
+
+
+def test_killed_compiles_leave_a_cache_that_works(tmp_path) -> None:
+    """SIGKILL at 50 moments spread over a cold compile."""
+    env = os.environ | {"RUDNN_CACHE_DIR": str(tmp_path)}
+    code = textwrap.dedent(SOFTMAX)
+    python(SOFTMAX, RUDNN_CACHE_DIR=str(tmp_path / "other"))  # bytecode caches are warm
+    # One long-lived process forks the victims after `import tvm`, so that kills hit the compile.
+    killer = textwrap.dedent(f"""
+        import os, random, signal, time, tvm, rudnn, rudnn.schedules.program
+        import rudnn.runtime.targets.llvm.compile
+        random.seed(1)
+        died = 0
+        for i in range(50):
+            pid = os.fork()
+            if pid == 0:
+                exec({code!r})
+                os._exit(0)
+            time.sleep(random.uniform(0, 0.35))
+            os.kill(pid, signal.SIGKILL)
+            died += os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) != 0
+            if i % 5 == 4:
+                from rudnn.runtime.compiler import disk_cache
+                disk_cache().clear()
+        print(died)
+    """)
+    done = subprocess.run([sys.executable, "-c", killer], env=env, capture_output=True, text=True)
+    assert int(done.stdout) >= 10, (done.stdout, done.stderr)
+    after = python(SOFTMAX, RUDNN_CACHE_DIR=str(tmp_path))
+    assert after.returncode == 0, after.stderr
+
+
+@pytest.mark.parametrize("damage", ["truncate", "garble", "empty"])
+def test_damaged_cache_files_are_misses(tmp_path, damage: str) -> None:
+    assert python(SOFTMAX, RUDNN_CACHE_DIR=str(tmp_path)).returncode == 0
+    for path in [p for p in tmp_path.rglob("*") if p.is_file()]:
+        content = path.read_bytes()
+        middle = len(content) // 2
+        changed = {
+            "truncate": content[:middle],
+            "garble": content[:middle] + bytes(b ^ 0x5A for b in content[middle:]),
+            "empty": b"",
+        }[damage]
+        path.chmod(0o644)
+        path.write_bytes(changed)
+    done = python(SOFTMAX, RUDNN_CACHE_DIR=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+
+
+def test_poisoned_workspace_does_not_reach_results() -> None:
+    workspace.poison(True)
+    try:
+        x, w = np.ones((65, 33), np.float32), np.ones((19, 33), np.float32)
+        np.testing.assert_array_equal(rudnn.nn.linear(x, w), np.full((65, 19), 33, np.float32))
+        g = np.ones(33, np.float32)
+        made = rudnn.normalization.layer_norm_backward(x, x, g)
+        assert all(np.isfinite(m).all() for m in made)
+    finally:
+        workspace.poison(False)
+
+
+def test_gradients_of_what_has_no_backward_are_refused() -> None:
+    table = torch.ones(4, 3, requires_grad=True)
+    with pytest.raises(OperatorError, match="no backward"):
+        rudnn.nn.embedding(torch.tensor([1]), table)
+    with torch.no_grad():
+        assert rudnn.nn.embedding(torch.tensor([1]), table).shape == (1, 3)
+
+
+def test_bf16_rounds_to_nearest_even_and_keeps_nan() -> None:
+    bits = np.arange(1 << 16, dtype=np.uint32) << 16
+    near = np.concatenate([bits + d for d in (0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF)])
+    x = near.view(np.float32).astype(np.float32)
+    one = np.ones(1, ml_dtypes.bfloat16)
+    wide = rudnn.nn.mul(x.astype(ml_dtypes.bfloat16), one)
+    np.testing.assert_array_equal(
+        wide.view(np.uint16) & 0x7FFF, x.astype(ml_dtypes.bfloat16).view(np.uint16) & 0x7FFF
+    )
+
+
+def test_one_thread_waits_while_another_compiles() -> None:
+    x = np.random.default_rng(6).standard_normal((2, 173), np.float32)
+    results: list[np.ndarray] = []
+    threads = [threading.Thread(target=lambda: results.append(softmax(x))) for _ in range(4)]
+    [t.start() for t in threads]
+    [t.join(60) for t in threads]
+    assert len(results) == 4 and all(np.array_equal(r, results[0]) for r in results)
+
+
+def test_interrupted_call_leaves_the_process_usable() -> None:
+    done = python("""
+        import os, signal, threading, time, numpy as np, rudnn
+        threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+        x = np.random.default_rng(0).standard_normal((7, 19), np.float32)
+        try:
+            while True:
+                rudnn.normalization.softmax_last_axis(x)
+        except KeyboardInterrupt:
+            pass
+        assert np.allclose(rudnn.normalization.softmax_last_axis(x).sum(-1), 1, atol=1e-5)
+        print("fine")
+    """)
+    assert done.stdout.strip() == "fine", done.stderr
+
+

@@ -78,15 +78,32 @@ class Autotune(Strategy):
 
 
 _MISSING = {
-    FlashUnit: "a target with tiled attention kernels",
-    FlashAccelerated: "a target with matrix units and tiled attention kernels",
-    Autotune: "a tuner, and none is enabled",
+    FlashUnit: "tiled attention kernels",
+    FlashAccelerated: "tiled attention kernels for matrix units",
+    Autotune: "a tuner",
 }
 
 
-def _kernel(query: Any, key: Any, value: Any, mask: Any, attn_bias: Any, scale: Any, softcap: Any,
-            causal: str, capped: bool) -> Any:  # fmt: skip
-    """softmax over j of the masked scores times value, as the form `softmax_sum`."""
+_SCORES = ("B", "Hq", "Q", "K")
+_EXAMPLE = {"B": 1, "Hq": 8, "Hkv": 2, "Q": 64, "K": 96, "D": 64, "Dv": 64}
+
+
+@op(out=(Out("B", "Hq", "Q", "Dv"), Out("B", "Hq", "Q", dtype=f32, name="lse")),
+    static=("D", "Dv"), example=_EXAMPLE, error=AttentionError, name="attention")  # fmt: skip
+def attention_op(
+    query: Any = In("B", "Hq", "Q", "D"),
+    key: Any = In("B", "Hkv", "K", "D"),
+    value: Any = In("B", "Hkv", "K", "Dv"),
+    mask: Any = In(*_SCORES, dtype=bool_, optional=True, broadcast=True),
+    attn_bias: Any = In(*_SCORES, dtype=(f32, f16, bf16), optional=True, broadcast=True),
+    *,
+    scale: Any = Param(),
+    softcap: Any = Param(0.0),
+    causal: str = Option("none", ("none", *ALIGNMENTS)),
+    capped: bool = Option(False, (False, True)),
+    return_lse: bool = Option(False, (False, True)),
+) -> Any:
+    """Σⱼ softmax(scale · query·keyⱼ) · valueⱼ, and the log-sum-exp of the scores if asked for."""
     heads, shared = dim("Hq"), dim("Hkv")
     divides = (shared > 0) & (heads % shared == 0) if shared is not heads else True
     require(divides, "Hq divisible by Hkv", Hq=heads, Hkv=shared)
@@ -103,48 +120,8 @@ def _kernel(query: Any, key: Any, value: Any, mask: Any, attn_bias: Any, scale: 
     if causal != "none":
         seen = j <= (i if causal == "top_left" else i + (dim("K") - dim("Q")))
         keep = seen if keep is None else seen & keep
-    return softmax_sum(score, value[b, group, j, e], over=j, where=keep)
-
-
-_SCORES = ("B", "Hq", "Q", "K")
-_EXAMPLE = {"B": 1, "Hq": 8, "Hkv": 2, "Q": 64, "K": 96, "D": 64, "Dv": 64}
-
-
-@op(out=Out("B", "Hq", "Q", "Dv"), static=("D", "Dv"), example=_EXAMPLE, error=AttentionError,
-    name="attention")  # fmt: skip
-def attention_op(
-    query: Any = In("B", "Hq", "Q", "D"),
-    key: Any = In("B", "Hkv", "K", "D"),
-    value: Any = In("B", "Hkv", "K", "Dv"),
-    mask: Any = In(*_SCORES, dtype=bool_, optional=True, broadcast=True),
-    attn_bias: Any = In(*_SCORES, dtype=(f32, f16, bf16), optional=True, broadcast=True),
-    *,
-    scale: Any = Param(),
-    softcap: Any = Param(0.0),
-    causal: str = Option("none", ("none", *ALIGNMENTS)),
-    capped: bool = Option(False, (False, True)),
-) -> Any:
-    """Σⱼ softmax(scale · query·keyⱼ) · valueⱼ; a row that keeps nothing is 0."""
-    return _kernel(query, key, value, mask, attn_bias, scale, softcap, causal, capped)
-
-
-@op(out=(Out("B", "Hq", "Q", "Dv"), Out("B", "Hq", "Q", dtype=f32, name="lse")),
-    static=("D", "Dv"), example=_EXAMPLE, error=AttentionError, name="attention_lse")  # fmt: skip
-def attention_lse_op(
-    query: Any = In("B", "Hq", "Q", "D"),
-    key: Any = In("B", "Hkv", "K", "D"),
-    value: Any = In("B", "Hkv", "K", "Dv"),
-    mask: Any = In(*_SCORES, dtype=bool_, optional=True, broadcast=True),
-    attn_bias: Any = In(*_SCORES, dtype=(f32, f16, bf16), optional=True, broadcast=True),
-    *,
-    scale: Any = Param(),
-    softcap: Any = Param(0.0),
-    causal: str = Option("none", ("none", *ALIGNMENTS)),
-    capped: bool = Option(False, (False, True)),
-) -> Any:
-    """`attention_op` and the log-sum-exp of each row's scores, natural base."""
-    mean = _kernel(query, key, value, mask, attn_bias, scale, softcap, causal, capped)
-    return mean, log_sum_exp(mean)
+    mean = softmax_sum(score, value[b, group, j, e], over=j, where=keep)
+    return mean, log_sum_exp(mean) if return_lse else None
 
 
 def attention(
@@ -191,7 +168,7 @@ def attention(
     chosen = strategy if strategy is not None else Fallback()
     if not isinstance(chosen, Fallback):
         missing = _MISSING.get(type(chosen), "to be one of the strategies of rudnn.attention")
-        raise AttentionError(f"{type(chosen).__name__} needs {missing}, got the llvm target")
+        raise AttentionError(f"{type(chosen).__name__} needs {missing}, got none here")
     if options.causal_alignment not in ALIGNMENTS:
         raise AttentionError(
             f"needs causal_alignment among {list(ALIGNMENTS)}, got {options.causal_alignment!r}"
@@ -200,11 +177,11 @@ def attention(
         "scale": _scale(options, query),
         "causal": options.causal_alignment if options.is_causal else "none",
         "capped": options.softcap is not None,
+        "return_lse": return_lse,
     }
     if options.softcap is not None:
         settings["softcap"] = options.softcap
-    run = attention_lse_op if return_lse else attention_op
-    return run(query, key, value, mask, attn_bias, out=out, **settings)
+    return attention_op(query, key, value, mask, attn_bias, out=out, **settings)
 
 
 def _scale(options: AttentionOptions, query: Any) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ...dsl.expr import Stage, Tensor
@@ -150,7 +151,7 @@ class Nest:
             if static(count) == 0:
                 continue
             with self.loop("lane", count) as outer:
-                around(lambda at=done + outer * step, g=groups, v=vector: self._group(at, g, v, body))
+                around(partial(self._group, done + outer * step, groups, vector, body))
             done = self.simple(done + count * step)
 
     def _group(self, start: Tir, groups: int, lanes: int, body: Callable[[Tir], None]) -> None:

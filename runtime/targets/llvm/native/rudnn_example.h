@@ -47,7 +47,8 @@ static inline int64_t rudnn_size(const char *arg, const char *name, int64_t form
 }
 
 /* The file in the argument NAME=@FILE if `arg` is that, else the former value. */
-static inline const char *rudnn_file(const char *arg, const char *name, const char *former, int *used) {
+static inline const char *rudnn_file(const char *arg, const char *name, const char *former,
+                                     int *used) {
     size_t n = strlen(name);
     if (strncmp(arg, name, n) != 0 || arg[n] != '=' || arg[n + 1] != '@') return former;
     *used = 1;
@@ -109,7 +110,8 @@ static inline double rudnn_value(const void *data, rudnn_dtype dtype, int64_t i)
 
 /* Fill an array: floats in -1 ... 1 that are exact in every float type, integers in 0 ... below - 1
  * (8 if below is 0). */
-static inline void rudnn_fill(void *data, rudnn_dtype dtype, int64_t count, int seed, int64_t below) {
+static inline void rudnn_fill(void *data, rudnn_dtype dtype, int64_t count, int seed,
+                              int64_t below) {
     int64_t i;
     for (i = 0; i < count; ++i) {
         uint64_t z = rudnn_random((uint64_t)seed, (uint64_t)i);
@@ -140,7 +142,7 @@ static inline void *rudnn_array(rudnn_dtype dtype, int64_t count) {
 
 /* An input: the raw little-endian content of a file, or example values where `file` is NULL. */
 static inline void *rudnn_input(const char *name, rudnn_dtype dtype, int64_t count, int seed,
-                         int64_t below, const char *file) {
+                                int64_t below, const char *file) {
     void *data = rudnn_array(dtype, count);
     size_t bytes = (size_t)count * (size_t)rudnn_dtype_bytes[dtype];
     FILE *stream;
@@ -158,8 +160,8 @@ static inline void *rudnn_input(const char *name, rudnn_dtype dtype, int64_t cou
 
 /* Print an output, and write it raw to FOLDER/NAME.bin if there is a folder. The last figure is
  * FNV-1a of its bytes. */
-static inline void rudnn_output(const char *name, rudnn_dtype dtype, const void *data, int64_t count,
-                         const char *folder) {
+static inline void rudnn_output(const char *name, rudnn_dtype dtype, const void *data,
+                                int64_t count, const char *folder) {
     size_t bytes = (size_t)count * (size_t)rudnn_dtype_bytes[dtype], b;
     uint64_t hash = UINT64_C(0xcbf29ce484222325);
     double sum = 0;

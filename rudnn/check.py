@@ -211,7 +211,7 @@ class Sample:
             n: placed(a, self.dtypes[n], attempt.layout, i)
             for i, (n, a) in enumerate(self.given.items())
         }
-        self.scalars = numbers_of(declaration)
+        self.scalars = numbers_of(declaration, case)
         self.others = self.scalars | {n: case.dims[n] for n in declaration.extents} | case.options
 
     def run(self) -> list[Array]:
@@ -250,8 +250,13 @@ class Sample:
         for (name, shape, dtype), a, b in zip(self.bound.results, got, want, strict=False):
             _require(a.shape == shape, f"{name} needs shape {shape}, got {a.shape}")
             _require(a.dtype == dtype.numpy, f"{name} needs {dtype}, got {a.dtype}")
-            worst = max(worst, difference(name, a, np.asarray(b).reshape(shape), dtype))
+            want_ = np.asarray(b).reshape(shape)
+            worst = max(worst, difference(name, a, want_, dtype, least=self.least()))
         return worst
+
+    def least(self) -> float:
+        """The magnitude below which errors are absolute: at size 1 results may cancel to 0."""
+        return 1.0 if self.attempt.case.label == "one" else LEAST_MAGNITUDE
 
     def full(self, name: str) -> Array:
         """An input at its whole declared shape."""
@@ -283,7 +288,8 @@ class Sample:
         return [t.numpy() for t in (made if isinstance(made, tuple) else (made,))]
 
 
-def difference(name: str, got: Array, want: Array, dtype: DType, slack: float = 1.0) -> float:
+def difference(name: str, got: Array, want: Array, dtype: DType, slack: float = 1.0,
+               least: float = LEAST_MAGNITUDE) -> float:  # fmt: skip
     """The greatest relative error; raises Mismatch past `slack` times the dtype's tolerance."""
     if not dtype.is_float:
         wrong = int(np.count_nonzero(got != want))
@@ -298,7 +304,7 @@ def difference(name: str, got: Array, want: Array, dtype: DType, slack: float = 
         alike = (a == b) | (np.isnan(a) & np.isnan(b))
         _require(bool((alike | finite).all()), f"{name}: {_first(~(alike | finite), a, b)}")
         size = np.abs(np.where(np.isfinite(b), b, 0))
-        scale = size + max(float(size.mean()), LEAST_MAGNITUDE)
+        scale = size + max(float(size.mean()), least)
         error = np.where(alike, 0.0, np.abs(a - b) / scale)
     worst = float(error.max())
     limit = TOLERANCE[dtype.name] * slack

@@ -28,19 +28,24 @@ _DYNAMIC_PRIMES = (13, 11, 7, 5, 17, 3)
 
 @dataclass(frozen=True)
 class Case:
-    """One specialisation to try: `dims` and extents by name, options, and inputs left out."""
+    """One specialisation to try: `dims` and extents by name, options, and inputs left out.
+
+    `numbers` are params that are not at their default.
+    """
 
     label: str
     dims: Dims
     options: dict[str, Any] = field(default_factory=dict)
     absent: frozenset[str] = frozenset()
+    numbers: dict[str, float] = field(default_factory=dict)
 
     def describe(self) -> str:
         """`rows=3x5 H=67 activation=relu −bias`."""
         sizes = (f"{n}={'x'.join(map(str, s)) or '()'}" if isinstance(s, tuple) else f"{n}={s}"
                  for n, s in self.dims.items())  # fmt: skip
         chosen = (f"{n}={v}" for n, v in self.options.items())
-        return " ".join((*sizes, *chosen, *(f"−{n}" for n in sorted(self.absent))))
+        params = (f"{n}={v}" for n, v in self.numbers.items())
+        return " ".join((*sizes, *chosen, *params, *(f"−{n}" for n in sorted(self.absent))))
 
 
 def example_dims(declaration: Declaration) -> Dims:
@@ -62,13 +67,13 @@ def pack_names(declaration: Declaration) -> set[str]:
     return {d[1:] for i in declaration.inputs.values() for d in i.dims if d.startswith("*")}
 
 
-def numbers_of(declaration: Declaration) -> dict[str, int | float]:
-    """A value for each scalar: its default, the example's, or one."""
+def numbers_of(declaration: Declaration, case: Case | None = None) -> dict[str, int | float]:
+    """A value for each scalar: the case's, the example's, its default, or 0.5 (integers 1)."""
     made: dict[str, int | float] = {}
     for name, param in declaration.params.items():
         value = declaration.example.get(name, param.default)
         made[name] = value if value is not None else (0.5 if param.dtype.is_float else 1)
-    return made
+    return made | ({} if case is None else case.numbers)
 
 
 def shape_of(declared: In, dims: Mapping[str, Any]) -> tuple[int, ...]:
@@ -102,7 +107,7 @@ def bind(declaration: Declaration, case: Case, dtypes: Mapping[str, DType]) -> B
         views[name] = View(dtype, shape, contiguous(shape))
     options = {n: o.default for n, o in declaration.options.items()} | case.options
     extents = {n: case.dims[n] for n in declaration.extents}
-    return Binder(declaration).bind(views, numbers_of(declaration), options, extents, {})
+    return Binder(declaration).bind(views, numbers_of(declaration, case), options, extents, {})
 
 
 def specialise(
@@ -136,6 +141,8 @@ def cases(declaration: Declaration, pinned: Mapping[str, Any] | None = None) -> 
 def variants(declaration: Declaration, base: Case) -> Iterator[Case]:
     """`base` with each optional input left out, and each option set otherwise."""
     optional = [n for n, i in declaration.inputs.items() if i.optional]
+    # A number that only counts with some option may have a default which that option refuses.
+    positive = {n: 1.5 for n, p in declaration.params.items() if p.dtype.is_float and not p.default}
     for name in optional:
         yield replace(base, absent=frozenset({name}))
     if len(optional) > 1:
@@ -143,12 +150,17 @@ def variants(declaration: Declaration, base: Case) -> Iterator[Case]:
     for name, option in declaration.options.items():
         for choice in option.choices:
             if choice != option.default:
-                yield replace(base, options={name: choice})
+                case = replace(base, options={name: choice})
+                yield case if accepted(declaration, case) else replace(case, numbers=positive)
 
 
 def admissible(declaration: Declaration, dims: Dims) -> bool:
     """Whether the operator's contract allows these sizes."""
-    case = Case("", dims)
+    return accepted(declaration, Case("", dims))
+
+
+def accepted(declaration: Declaration, case: Case) -> bool:
+    """Whether the operator's contract allows the case."""
     try:
         bind(declaration, case, dtypes_of(declaration, case, declaration.dtypes[0]))
     except RudnnError:
@@ -235,6 +247,9 @@ def values(
     """
     names = {identifier(n): s for n, s in bound.sizes.items()}
     below = {t.name: int(evaluate(size, names)) for t, size in bound.graph.index_checks}
+    for name, limit in below.items():
+        if not limit and 0 not in shape_of(declaration.inputs[name], case.dims):
+            raise declaration.error(f"{declaration.name} has no valid {name} at these sizes")
     made: dict[str, Array] = {}
     for name, dtype in dtypes.items():
         declared = declaration.inputs[name]

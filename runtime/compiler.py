@@ -17,7 +17,7 @@ from .cache import DiskCache
 from .driver import Artifact
 from .plan import LaunchPlan
 from .targets import parse
-from .tvm_check import PINS
+from .tvm_import import PINS
 
 
 @dataclass(frozen=True)
@@ -100,9 +100,9 @@ def build(graph: Graph, unit: frozenset[str], target: str, entry: str) -> Artifa
 def schedule(graph: Graph, unit: frozenset[str], target: str) -> Any:
     """The scheduled program of a graph."""
     from ..schedules.program import build as build_program
-    from .tvm_check import check_versions
+    from .tvm_import import load_tvm
 
-    check_versions()
+    load_tvm()
     kind, arch = parse(target)
     return build_program(graph, kind.rules(), kind.capability(arch), unit)
 

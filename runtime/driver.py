@@ -54,6 +54,9 @@ class Target(Protocol):
     def compile(self, program: Program, entry: str, arch: str, cache: DiskCache) -> Artifact:
         """Machine code of a program. Raises CompileError."""
 
+    def source(self, program: Program, entry: str, arch: str) -> tuple[str, str]:
+        """The generated source and its language, for people to read."""
+
     def driver(self) -> Driver:
         """The driver, whether or not a device is there."""
 

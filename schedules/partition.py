@@ -27,8 +27,8 @@ def _kind(stage: Stage) -> str:
     if contraction(node) is not None:
         return "contraction"
     if isinstance(node, forms.Reduce):
-        columns = set(stage.axes) & innermost(node)
-        return "columns" if columns and not set(node.over) & innermost(node) else "rows"
+        columns = set(stage.axes) & innermost(node.body)
+        return "columns" if columns and not set(node.over) & innermost(node.body) else "rows"
     if isinstance(node, (forms.SoftmaxSum, forms.LogSumExp)):
         return "softmax_sum"
     return "map" if is_map(stage) else type(node).__name__.lower()

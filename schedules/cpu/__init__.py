@@ -18,6 +18,6 @@ def rules() -> tuple[Rule, ...]:
     from .top_k import TopK
 
     return (
-        SoftmaxSumRows(), Contraction(), Rows(), Columns(), Pointwise(), Scan(), TopK(), ScatterAdd(),
-        Fallback(),
+        SoftmaxSumRows(), Contraction(), Rows(), Columns(), Pointwise(), Scan(), TopK(),
+        ScatterAdd(), Fallback(),
     )  # fmt: skip

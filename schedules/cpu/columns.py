@@ -37,7 +37,7 @@ class Columns:
         return first_rejection(
             check(len(group.stages) == 1, "needs one stage"),
             check(bool(group.head.axes), "needs a kept axis"),
-            check(bool(set(group.head.axes) & innermost(node)), "needs a kept axis innermost"),
+            check(bool(set(group.head.axes) & innermost(node.body)), "needs a kept axis innermost"),
         )
 
     def default(self, group: Group, caps: Capability) -> ColumnsConfig:

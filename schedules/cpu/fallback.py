@@ -42,8 +42,13 @@ class Fallback:
                 emitter.publish(stage, made)
         sch = emitter.schedule()
         for name, rank in names:
+            block = sch.get_sblock(name)
+            loops = sch.get_loops(block)
             if rank:
-                sch.parallel(fuse_all(sch, sch.get_loops(sch.get_sblock(name))[:rank]))
+                sch.parallel(fuse_all(sch, loops[:rank]))
+            if len(loops) > rank:
+                # Apart from the loop: a reduction over nothing must still be set.
+                sch.decompose_reduction(block, loops[rank])
         return sch
 
 

@@ -91,7 +91,7 @@ def _across(group: Group) -> bool:
     for stage in group.stages:
         node = stage.expr
         if isinstance(node, forms.Reduce):
-            inner = innermost(node)
+            inner = innermost(node.body)
             if set(stage.axes) & inner and not set(node.over) & inner:
                 return True
     return False
@@ -213,6 +213,12 @@ def _vectorize_reduction(sch: Any, part: _Parts, lanes: int) -> None:
         sch.unroll(chunks)
         if inner:
             sch.decompose_reduction(block, inner[0])
+    if part.tail is not None:
+        # Apart from the loop, or a tail of no elements would leave the result unset.
+        block = sch.get_sblock(part.tail)
+        rest = sch.get_loops(block)[1:]
+        if rest:
+            sch.decompose_reduction(block, rest[0])
     for name in part.folds:
         block = sch.get_sblock(name)
         *wide, step = sch.get_loops(block)[1:]

@@ -185,6 +185,9 @@ def _load_library(path: Path, entry: str, hooks: dict[str, int]) -> Kernel:
 
 
 def _load_text(path: Path, entry: str, hooks: dict[str, int], native: bool) -> Kernel:
+    from ...tvm_import import load_tvm
+
+    load_tvm()
     import tvm
 
     text = path.read_text()

@@ -48,6 +48,13 @@ class Llvm:
             path = loader.build(built, Path(folder), cache)
             return Artifact(plan, {path.name: path.read_bytes()}, path.name)
 
+    def source(self, program: Program, entry: str, arch: str) -> tuple[str, str]:
+        from . import compile as codegen
+
+        target = cpu.tvm_target(arch)
+        module, _ = codegen.lower(program, entry, target)
+        return codegen.build(module, target).inspect_source("ll"), "llvm"
+
     def driver(self) -> HostDriver:
         return _driver()
 

@@ -99,9 +99,9 @@ def attention_op(
     *,
     scale: Any = Param(),
     softcap: Any = Param(0.0),
-    causal: str = Option("none", ("none", *ALIGNMENTS)),
-    capped: bool = Option(False, (False, True)),
-    return_lse: bool = Option(False, (False, True)),
+    causal: Any = Option("none", ("none", *ALIGNMENTS)),
+    capped: Any = Option(False, (False, True)),
+    return_lse: Any = Option(False, (False, True)),
 ) -> Any:
     """Σⱼ softmax(scale · query·keyⱼ) · valueⱼ, and the log-sum-exp of the scores if asked for."""
     heads, shared = dim("Hq"), dim("Hkv")
@@ -187,6 +187,6 @@ def attention(
 def _scale(options: AttentionOptions, query: Any) -> float:
     if options.scale is not None:
         return options.scale
-    shape = getattr(query, "shape", ())
+    shape: tuple[int, ...] = getattr(query, "shape", ())
     depth = shape[-1] if len(shape) == 4 else 1
     return 1 / math.sqrt(depth) if depth else 1.0

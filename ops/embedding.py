@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..dsl import In, Out, axes, dim, i64, maximum, minimum, op, require_indices
+from ..dsl import (
+    In,
+    Out,
+    axes,
+    dim,
+    f32,
+    i64,
+    maximum,
+    minimum,
+    op,
+    require_indices,
+    scatter_add,
+)
 from ..dsl.dtypes import INDICES
 from ..dsl.errors import NNError
 
@@ -19,3 +31,18 @@ def embedding(indices: Any = In("*tokens", dtype=INDICES), table: Any = In("V", 
     # The check has passed; the clamp keeps the kernel in bounds should the memory change meanwhile.
     row = maximum(minimum(i64(indices[t]), dim("V") - 1), 0)
     return table[row, h]
+
+
+@op(out=Out("V", "H", dtype=f32, name="dtable"), example=_EXAMPLE, error=NNError)
+def embedding_backward(
+    grad: Any = In("*tokens", "H"),
+    indices: Any = In("*tokens", dtype=INDICES),
+    table: Any = In("V", "H"),
+) -> Any:
+    """The gradient of `embedding` for its table, f32: rows of grad added in order by index."""
+    require_indices(indices, dim("V"))
+    t, v, h = axes("*tokens", "V", "H")
+    return scatter_add(grad[t, h], at={v: i64(indices[t])}, over=t)
+
+
+embedding.differentiable(embedding_backward, "table")

@@ -28,6 +28,26 @@ def mul(a: Any = In("*shape", broadcast=True), b: Any = In("*shape", broadcast=T
     return a[i] * b[i]
 
 
+_GRADS = (Out("*shape", name="da"), Out("*shape", name="db"))
+
+
+@op(out=_GRADS, example=_EXAMPLE, error=NNError)
+def add_backward(grad: Any = In("*shape")) -> Any:
+    """(da, db) of `add` in the broadcast shape: both are grad. Sum them over what was broadcast."""
+    i = axes("*shape")
+    return grad[i], grad[i]
+
+
+@op(out=_GRADS, example=_EXAMPLE, error=NNError)
+def mul_backward(
+    grad: Any = In("*shape"), a: Any = In("*shape", broadcast=True),
+    b: Any = In("*shape", broadcast=True),
+) -> Any:  # fmt: skip
+    """(da, db) of `mul` in the broadcast shape. Sum them over what was broadcast."""
+    i = axes("*shape")
+    return grad[i] * b[i], grad[i] * a[i]
+
+
 def gelu_of(x: Any, approximate: str) -> Any:
     """The GELU of an expression: x Φ(x), or its tanh approximation."""
     x = f32(x)
@@ -91,5 +111,7 @@ def silu_backward(grad: Any = In("*shape"), x: Any = In("*shape")) -> Any:
     return grad[i] * silu_slope(x[i])
 
 
+add.differentiable(add_backward, "a", "b")
+mul.differentiable(mul_backward, "a", "b")
 gelu.differentiable(gelu_backward, "x")
 silu.differentiable(silu_backward, "x")

@@ -14,7 +14,7 @@ from . import compiler
 from .plan import ABI_VERSION
 from .signature import Signature, describe
 from .targets import parse
-from .tvm_check import PINS
+from .tvm_import import PINS
 
 if TYPE_CHECKING:
     import numpy as np

@@ -48,6 +48,8 @@ class Emitter:
     results: list[tuple[Stage, Tir]] = field(default_factory=list)
     exposed: list[tuple[Stage, Tir]] = field(default_factory=list)
     scratch: list[tuple[Stage, Tir]] = field(default_factory=list)
+    made: dict[Stage, Tir] = field(default_factory=dict)
+    aliases: list[tuple[Tir, Tir]] = field(default_factory=list)
     _names: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -121,6 +123,13 @@ class Emitter:
         stage = Stage(f"{self.group.name}.{name}", tuple(shape), f32)
         self.scratch.append((stage, made))
 
+    def share(self, made: Tir, result: Tir) -> None:
+        """Let an intermediate live in the memory of a result of the same shape and dtype.
+
+        Right where the result's element is the last reader of the intermediate's.
+        """
+        self.aliases.append((made, result))
+
     def schedule(self) -> Any:
         """An `s_tir.Schedule` over the group's function, parameters strided."""
         from tvm import s_tir, te
@@ -134,6 +143,8 @@ class Emitter:
     def kernel(self, schedule: Any, rule: str, config: Any) -> Kernel:
         """The finished kernel."""
         function = schedule.mod["main"]
+        for made, result in self.aliases:
+            function = _share(function, made.op.name, result.op.name)
         lifted = (*self.exposed, *self.scratch)
         for stage, made in reversed(lifted):
             function = _expose(function, made.op.name, self.strides(stage))
@@ -187,7 +198,27 @@ def _expose(function: Any, name: str, strides: Sequence[Tir] | None) -> Any:
 
     `root { alloc t; …t… }` → `f(t, …) { root { …t… } }`. TE has no output that later stages read.
     """
-    from tvm import s_tir, tirx
+    from tvm import tirx
+
+    found, body = _without_buffer(function, name)
+    fresh = _declare(found, strides)
+    made = tirx.PrimFunc([found, *function.params], body, function.ret_type, function.attrs)
+    return _swap(made, [(found, fresh)])
+
+
+def _share(function: Any, name: str, result: str) -> Any:
+    """The intermediate buffer `name` in the memory of the parameter `result`."""
+    from tvm import tirx
+
+    found, body = _without_buffer(function, name)
+    target = next(p for p in function.params if p.name == result)
+    made = tirx.PrimFunc(function.params, body, function.ret_type, function.attrs)
+    return _swap(made, [(found, target)])
+
+
+def _without_buffer(function: Any, name: str) -> tuple[Any, Any]:
+    """The root block's buffer `name`, and the body without its allocation."""
+    from tvm import s_tir
 
     realize = function.body
     root = realize.block
@@ -197,12 +228,7 @@ def _expose(function: Any, name: str, strides: Sequence[Tir] | None) -> Any:
         root.iter_vars, root.reads, root.writes, root.name_hint, root.body, root.init, rest,
         root.match_buffers, root.annotations,
     )  # fmt: skip
-    body = s_tir.SBlockRealize(realize.iter_values, realize.predicate, block)
-    fresh = _declare(found, strides)
-    made = tirx.PrimFunc(
-        [found, *function.params], body, function.ret_type, function.attrs
-    )
-    return _swap(made, [(found, fresh)])
+    return found, s_tir.SBlockRealize(realize.iter_values, realize.predicate, block)
 
 
 def identity(op: str, dtype: DType) -> Tir:

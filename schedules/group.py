@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..dsl import forms
-from ..dsl.expr import Axis, Binary, Cast, Expr, Form, Read, Stage, Tensor, free_axes
+from ..dsl.expr import Axis, Binary, Cast, Expr, Form, Read, Stage, Tensor, free_axes, walk
 from ..dsl.graph import reads
 
 
@@ -71,8 +71,6 @@ def contraction(node: Expr) -> Contraction | None:
 
 def innermost(node: Expr) -> set[Axis]:
     """Axes that index the last dim of some read: where memory is contiguous."""
-    from ..dsl.expr import walk
-
     found: set[Axis] = set()
     for item in walk(node):
         if isinstance(item, Read) and item.index:
@@ -86,3 +84,12 @@ def innermost(node: Expr) -> set[Axis]:
 def is_map(stage: Stage) -> bool:
     """A pointwise stage."""
     return not isinstance(stage.expr, Form)
+
+
+def reads_at(node: Expr, stage: Stage, axes: tuple[Axis, ...]) -> bool:
+    """Whether every read of `stage` in `node` is at exactly `axes`."""
+    hits = [n for n in walk(node) if isinstance(n, Read) and n.tensor is stage]
+    return all(
+        len(h.index) == len(axes) and all(i is a for i, a in zip(h.index, axes, strict=True))
+        for h in hits
+    )

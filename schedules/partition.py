@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from ..dsl import forms
 from ..dsl.expr import Axis, Expr, Read, Stage, walk
 from ..dsl.graph import Graph, reads
-from .group import Group, contraction, innermost, is_map
+from .group import Group, contraction, innermost, is_map, reads_at
 
 
 @dataclass
@@ -34,22 +34,13 @@ def _kind(stage: Stage) -> str:
     return "map" if is_map(stage) else type(node).__name__.lower()
 
 
-def _reads_at(node: Expr, stage: Stage, axes: tuple[Axis, ...]) -> bool:
-    """Whether every read of `stage` in `node` is at exactly `axes`."""
-    hits = [n for n in walk(node) if isinstance(n, Read) and n.tensor is stage]
-    return all(
-        len(h.index) == len(axes) and all(i is a for i, a in zip(h.index, axes, strict=True))
-        for h in hits
-    )
-
-
 def _joins_rows(cluster: _Cluster, stage: Stage, kind: str) -> bool:
     """Row work: a row reduction or pointwise stage over the same rows."""
     if kind not in ("rows", "map") or stage.axes[: len(cluster.rows)] != cluster.rows:
         return False
     if kind == "rows" and stage.axes != cluster.rows:
         return False
-    return all(_reads_at(stage.expr, s, s.axes) or _row_read(stage.expr, s, cluster.rows)
+    return all(reads_at(stage.expr, s, s.axes) or _row_read(stage.expr, s, cluster.rows)
                for s in cluster.stages if s in reads(stage.expr))  # fmt: skip
 
 
@@ -75,7 +66,7 @@ def _joins_epilogue(graph: Graph, cluster: _Cluster, stage: Stage, kind: str) ->
         and len(own) == 1 + (cluster.kind == "softmax_sum" and len(own) > 1)
         and head in reads(stage.expr)
         and set(stage.axes) == set(head.axes)
-        and _reads_at(stage.expr, head, head.axes)
+        and reads_at(stage.expr, head, head.axes)
         and not shared
     )
 
@@ -101,7 +92,7 @@ def _under_score(graph: Graph, stage: Stage) -> bool:
     others = [first.value, *([] if first.where is None else [first.where])]
     return (
         all(_same_rows(first, _source(r.expr)) for r in readers)
-        and _reads_at(first.score, stage, stage.axes)
+        and reads_at(first.score, stage, stage.axes)
         and all(stage not in reads(node) for node in others)
     )
 

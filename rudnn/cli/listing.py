@@ -72,7 +72,7 @@ def doctor(as_json: bool) -> int:
     from .. import __version__
     from ..runtime.compiler import disk_cache
     from ..runtime.targets import registered
-    from ..runtime.tvm_check import PINS
+    from ..runtime.tvm_import import PINS
 
     targets = [
         {"target": name, "compiles": s.can_compile, "runs": s.can_run, "detail": s.detail,

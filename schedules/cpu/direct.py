@@ -147,12 +147,12 @@ class Nest:
         done: Tir = self.number(0)
         for groups, vector in dict.fromkeys(((unroll, lanes), (1, lanes), (1, 1))):
             step = self.number(groups * vector)
-            count = self.simple((width - done) // step)
+            count = self.short("count", (width - done) // step)
             if static(count) == 0:
                 continue
             with self.loop("lane", count) as outer:
                 around(partial(self._group, done + outer * step, groups, vector, body))
-            done = self.simple(done + count * step)
+            done = self.short("done", done + count * step)
 
     def _group(self, start: Tir, groups: int, lanes: int, body: Callable[[Tir], None]) -> None:
         """`groups` vectors from `start`, side by side."""
@@ -188,6 +188,11 @@ class Nest:
         from tvm import sym
 
         return sym.Analyzer().simplify(value)
+
+    def short(self, name: str, value: Tir) -> Tir:
+        """`value` as a number or a variable: TVM's proofs about long expressions are slow."""
+        made = self.simple(value)
+        return made if static(made) is not None else self.bind(name, made)
 
     def unflatten(self, index: Tir, extents: Sequence[Tir]) -> list[Tir]:
         """One index over all of `extents` as one index for each, row-major."""

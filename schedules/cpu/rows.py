@@ -8,9 +8,10 @@ from typing import Any
 
 from ...dsl import forms
 from ...dsl.expr import Stage
+from ...dsl.graph import reads
 from ..capability import Capability
 from ..emit import Emitter, combine, identity, masked, reducer
-from ..group import Group, is_map
+from ..group import Group, is_map, reads_at
 from ..rule import Config, Rejection, check, first_rejection
 from .loops import fuse_all, static, vectorize
 
@@ -70,9 +71,11 @@ class Rows:
                 made = emitter.pointwise(stage)
             else:
                 made, parts[stage.name] = _reduction(emitter, stage, lanes, config.unroll)
+            emitter.made[stage] = made
             blocks.append(made.op.name)
             if stage in group.outputs:
                 emitter.publish(stage, made)
+        _share_memory(emitter, group)
         sch = emitter.schedule()
         _place(sch, group, [t.op.name for _, t in emitter.results], blocks, parts)
         for part in parts.values():
@@ -83,6 +86,21 @@ class Rows:
             if len(loops) > rank:
                 vectorize(sch, loops[-1], lanes, 2)
         return sch
+
+
+def _share_memory(emitter: Emitter, group: Group) -> None:
+    """A row's intermediate moves into the result's row where the result is its last reader."""
+    last = group.stages[-1]
+    if last not in group.outputs or not is_map(last):
+        return
+    result = dict((s, t) for s, t in emitter.results).get(last)
+    for stage in group.stages[:-1]:
+        same = stage.axes == last.axes and stage.dtype == last.dtype
+        if result is None or not same or not is_map(stage) or stage in group.outputs:
+            continue
+        if stage in reads(last.expr) and reads_at(last.expr, stage, last.axes):
+            emitter.share(emitter.made[stage], result)
+            return
 
 
 def _across(group: Group) -> bool:

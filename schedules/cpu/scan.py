@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...dsl import forms
-from ...dsl.expr import Axis, Expr, Form, Read, Stage, Tensor, free_axes, rebuild, walk
+from ...dsl.dtypes import f32
+from ...dsl.expr import Axis, Const, Expr, Form, Read, Stage, Tensor, free_axes, rebuild, walk
 from ...dsl.lower import storage
 from ..capability import Capability
 from ..emit import Emitter, combine, identity, masked
@@ -116,6 +117,7 @@ class _Recurrence:
             a for a in free_axes(scan) if a is not scan.along and a not in scan.axes
         )
         self.env: dict[Axis, Any] = {}
+        self.kept: list[Tensor] = []  # readers go by identity
         self.start: Any = None
         self.width: Any = None
         if self.column is not None:
@@ -234,15 +236,40 @@ class _Recurrence:
         ))  # fmt: skip
 
     def _outline(self, node: Expr) -> Expr:
-        """`node` with each reduction computed here into a buffer and read from it."""
+        """`node` with each reduction computed here into a buffer and read from it.
+
+        What no inner loop changes is computed here too: an exponential of the step's decay
+        would otherwise be part of every loop's body.
+        """
         made: dict[int, Expr] = {}
         for item in walk(node):
             children = tuple(made[id(c)] for c in item.children())
+            if not self._settled(item):
+                old = item.children()
+                children = tuple(self._settle(c) if self._settled(o) else c
+                                 for o, c in zip(old, children, strict=True))  # fmt: skip
             fresh = rebuild(item, children) if children else item
             if isinstance(fresh, forms.Reduce):
                 fresh = self._reduce(fresh)
             made[id(item)] = fresh
         return made[id(node)]
+
+    def _settled(self, node: Expr) -> bool:
+        """Whether `node` is one value at this point, whatever the state."""
+        return all(a in self.env for a in free_axes(node)) and not any(
+            isinstance(n, forms.Reduce)
+            or (isinstance(n, Read) and n.tensor in (self.scan.state, self.scan.after))
+            for n in walk(node)
+        )
+
+    def _settle(self, node: Expr) -> Expr:
+        if node.dtype != f32 or isinstance(node, Const):
+            return node
+        value = self.nest.bind("settled", self.lower(node, self.env))
+        stand_in = Tensor("settled", (), f32)
+        self.nest.emitter.lowering.readers[id(stand_in)] = lambda: value
+        self.kept.append(stand_in)
+        return Read(stand_in, (), None, f32)
 
     def _reduce(self, node: forms.Reduce) -> Read:
         nest = self.nest
@@ -260,6 +287,7 @@ class _Recurrence:
 
         self._each(axes, fold, node.over)
         result = Tensor(node.op, tuple(a.extent for a in axes), node.dtype)
+        self.kept.append(result)
         self._reader(result, held, axes)
         return Read(result, axes, None, node.dtype)
 
@@ -277,8 +305,6 @@ def _combine(node: forms.Reduce, have: Any, value: Any) -> Any:
 
 def _without_reductions(node: Expr) -> Expr:
     """`node` with reductions taken as constants."""
-    from ...dsl.expr import Const
-
     if isinstance(node, forms.Reduce):
         return Const(0, node.dtype)
     children = tuple(_without_reductions(c) for c in node.children())

@@ -139,7 +139,8 @@ class SoftmaxSumRows:
         found = roles(group)
         keys = 128
         if found is not None:
-            depth = sum(int(a.extent) for a in (found.column, *(p.depth for p in found.products)))
+            axes = (found.column, *(p.depth for p in found.products))
+            depth = sum(a.extent for a in axes if isinstance(a.extent, int))
             while keys > 16 and keys * depth * 4 > TILE_BYTES:
                 keys //= 2
         return SoftmaxSumConfig(4 if wide else 2, keys, 4, 16 if wide else 8)

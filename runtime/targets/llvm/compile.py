@@ -17,6 +17,7 @@ from ....dsl.lower import Lowering, storage
 from ....schedules.program import Program
 from ...plan import LaunchPlan, Slot
 from .guards import split_vector_guards
+from .indices import truncate_divisions
 
 _DL_CPU = 1
 _PARTITION = {
@@ -36,7 +37,8 @@ def lower(program: Program, entry: str, target: Any) -> tuple[Any, LaunchPlan]:
             module = _loop_passes(target)(tvm.IRModule({"main": kernel.function}))
             bodies.append(module["main"])
     slots = _slots(program)
-    function = _entry(program, bodies, slots).with_attr("global_symbol", entry)
+    function = truncate_divisions(_entry(program, bodies, slots), program.dims.values())
+    function = function.with_attr("global_symbol", entry)
     module = _final_passes()(tvm.IRModule({entry: function.with_attr("target", target)}))
     kernels = tuple((k.name, k.rule, repr(k.config)) for k in program.kernels)
     plan = LaunchPlan(

@@ -30,6 +30,7 @@ test: dev
 
 lint: dev
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 
 demo: dev
 	cd examples && ../$(BIN)/python -m minilm --target $(TARGET) $(ARGS)

@@ -26,9 +26,7 @@ def flops(graph: Graph, sizes: Mapping[str, int]) -> int:
 def minimal_bytes(graph: Graph, sizes: Mapping[str, int]) -> int:
     """Bytes moved if each input is read once and each output written once."""
     names = {identifier(n): v for n, v in sizes.items()}
-    return sum(
-        t.dtype.bytes * _count(t.shape, names) for t in (*graph.inputs, *graph.outputs)
-    )
+    return sum(t.dtype.bytes * _count(t.shape, names) for t in (*graph.inputs, *graph.outputs))
 
 
 def _count(extents: Iterable[Size], names: Mapping[str, int]) -> int:

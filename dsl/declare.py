@@ -220,7 +220,7 @@ def _current() -> _Trace:
     trace = getattr(_ACTIVE, "trace", None)
     if trace is None:
         raise DeclarationError("axes, dim, require and tensor work only inside an @op function")
-    return trace  # type: ignore[no-any-return]
+    return trace
 
 
 class _Trace:

@@ -1,9 +1,9 @@
-"""Element types: names, sizes, NumPy counterparts. Calling one casts an expression: `f32(x[r, h])`."""
+"""Element types: names, sizes, NumPy counterparts. Calling one casts: `f32(x[r, h])`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ INDICES = (i32, i64, u32)
 BY_NAME = {t.name: t for t in ALL} | {t.short: t for t in ALL}
 
 
-@lru_cache(maxsize=None)
+@cache
 def _numpy_dtype(name: str) -> np.dtype[Any]:
     import numpy as np
 

@@ -396,5 +396,5 @@ def rebuild(node: Expr, children: tuple[Expr, ...]) -> Expr:
     if isinstance(node, Cast):
         return Cast(children[0], node.dtype)
     if isinstance(node, Form):
-        return node.with_children(children)  # type: ignore[attr-defined,no-any-return]
+        return node.with_children(children)
     raise DeclarationError(f"cannot rebuild {type(node).__name__}")

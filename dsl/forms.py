@@ -142,8 +142,9 @@ class Scan(Form):
         return self.axes if self.final else (self.along,)
 
     def with_children(self, children: tuple[Expr, ...]) -> Scan:
+        init, step, emit = children
         return Scan(
-            self.along, self.axes, self.state, self.after, *children, self.final, self.dtype
+            self.along, self.axes, self.state, self.after, init, step, emit, self.final, self.dtype
         )
 
 

@@ -124,7 +124,7 @@ class Evaluator:
         handler = _FORMS.get(type(node))
         if handler is None:
             raise DeclarationError(f"the oracle has no rule for {type(node).__name__}")
-        return handler(self, node)  # type: ignore[no-any-return]
+        return handler(self, node)
 
     def _elementwise(self, fn: Any, *nodes: Expr) -> Labelled:
         values = [self.eval(n) for n in nodes]
@@ -197,11 +197,11 @@ def _reduce(ev: Evaluator, node: forms.Reduce) -> Labelled:
     name = node.op
     if node.nan == "ignore" and name in ("max", "min"):
         body = np.where(np.isnan(body), np.asarray(identity, body.dtype), body)
-    fn = {"sum": np.sum, "prod": np.prod, "max": np.max, "min": np.min, "any": np.any}[name]
+    fn: Any = {"sum": np.sum, "prod": np.prod, "max": np.max, "min": np.min, "any": np.any}[name]
     if name == "any":
         return Labelled(fn(body, axis=positions), kept)
     wide = body.astype(np.float64) if body.dtype.kind == "f" and name in ("sum", "prod") else body
-    result = fn(wide, axis=positions, initial=identity)  # type: ignore[operator]
+    result = fn(wide, axis=positions, initial=identity)
     return Labelled(np.asarray(result).astype(body.dtype), kept)
 
 
@@ -255,8 +255,9 @@ def _softmax_sum(ev: Evaluator, node: forms.SoftmaxSum) -> Labelled:
     ids = {a: i for i, a in enumerate(axes)}
     out = (*rows, *node.column_axes())
     if np.isfinite(array).all():
-        mean = np.einsum(weights, [ids[a] for a in (*rows, *node.over)], array,
-                         [ids[a] for a in value.axes], [ids[a] for a in out], optimize=True)  # fmt: skip
+        weighed, valued = [ids[a] for a in (*rows, *node.over)], [ids[a] for a in value.axes]
+        wanted = [ids[a] for a in out]
+        mean = np.einsum(weights, weighed, array, valued, wanted, optimize=True)
     else:
         mean = _selected_sum(ev, node, weights, value, out)
     total = total.reshape(total.shape[: len(rows)] + (1,) * len(node.column_axes()))
@@ -345,9 +346,7 @@ class _StepEvaluator(Evaluator):
         if node.tensor is not self.state:
             index = [self.eval(i) for i in node.index]
             axes = _union(index)
-            return Labelled(
-                self.values[id(node.tensor)][tuple(i.over(axes) for i in index)], axes
-            )
+            return Labelled(self.values[id(node.tensor)][tuple(i.over(axes) for i in index)], axes)
         assert self.value is not None
         index = [self.eval(i) for i in (*self.batch, *node.index)]
         axes = _union(index)

@@ -1,8 +1,8 @@
 """An operator the package does not have, from one declaration: swish_gate, with its backward.
 
-    python examples/swish_gate.py
-    rudnn check examples/swish_gate.py:swish_gate
-    rudnn compile examples/swish_gate.py:swish_gate --target llvm --dtype f32 -o build/swish_gate
+python examples/swish_gate.py
+rudnn check examples/swish_gate.py:swish_gate
+rudnn compile examples/swish_gate.py:swish_gate --target llvm --dtype f32 -o build/swish_gate
 """
 
 from __future__ import annotations

@@ -116,8 +116,12 @@ def batched_matmul(a: Any = In("*batch", "M", "K"), b: Any = In("*batch", "K", "
     return sum(a[i, m, k] * b[i, k, n], over=k)
 
 
-@op(out=(Out("*batch", "M", "K", name="da"), Out("*batch", "K", "N", name="db")),
-    static=("K", "N"), example={"batch": (2,), "M": 64, "K": 64, "N": 64}, error=NNError)  # fmt: skip
+@op(
+    out=(Out("*batch", "M", "K", name="da"), Out("*batch", "K", "N", name="db")),
+    static=("K", "N"),
+    example={"batch": (2,), "M": 64, "K": 64, "N": 64},
+    error=NNError,
+)
 def batched_matmul_backward(
     grad: Any = In("*batch", "M", "N"), a: Any = In("*batch", "M", "K"),
     b: Any = In("*batch", "K", "N"),

@@ -128,7 +128,7 @@ def _load(path: Path) -> ModuleType:
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # whatever the file raises
+    except (Exception, SystemExit) as error:  # whatever the file raises
         del sys.modules[name]
         raise UnknownOperatorError(
             f"needs a file that runs, got {path}: {type(error).__name__}: {error}"

@@ -132,9 +132,7 @@ def measure(case: BenchCase, against: str | None, seconds: float) -> Result:
     return _result(case.op, case.case, ours_s, peer_s, share)
 
 
-def _result(
-    op: str, case: str, ours_s: float, peer_s: float | None, share: float | None
-) -> Result:
+def _result(op: str, case: str, ours_s: float, peer_s: float | None, share: float | None) -> Result:
     named = "torch" if peer_s is not None else None
     ratio = peer_s / ours_s if peer_s is not None else None
     return Result(op, case, "llvm", f32.short, ours_s, named, peer_s, ratio, share)

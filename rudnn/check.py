@@ -145,9 +145,7 @@ class Harness:
     def __init__(self, declaration: Declaration, target: str, seed: int) -> None:
         self.declaration, self.target, self.seed = declaration, target, seed
 
-    def plan(
-        self, dims: Mapping[str, Any] | None, dtypes: Sequence[DType] | None
-    ) -> list[Attempt]:
+    def plan(self, dims: Mapping[str, Any] | None, dtypes: Sequence[DType] | None) -> list[Attempt]:
         """Every dtype in every layout and size; variants of options at odd sizes only."""
         d = self.declaration
         own = any(i.dtype is None for i in d.inputs.values())

@@ -84,9 +84,7 @@ def _backward(sample: Sample, grad: Array, y: Array) -> dict[str, Array]:
     made = evaluate(bound.graph, inputs, dict(bound.sizes) | scalars, precision="float64")
     named = {r[0]: a.reshape(r[1]) for r, a in zip(bound.results, made, strict=True)}
     outputs = (o.name for o in backward.outputs)
-    return {
-        n: named[o] for n, o in zip(forward.grads, outputs, strict=True) if o in named
-    }
+    return {n: named[o] for n, o in zip(forward.grads, outputs, strict=True) if o in named}
 
 
 def _numeric(sample: Sample) -> float:

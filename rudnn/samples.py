@@ -333,4 +333,3 @@ def placed(array: Array, dtype: DType, layout: str, turn: int) -> Array:
     spot = place(array.shape, dtype, layout, turn)
     spot.view[...] = array
     return spot.view
-

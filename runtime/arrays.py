@@ -93,7 +93,7 @@ class NumPyKind:
         return tuple(s // size for s in x.strides)
 
     def pointer(self, x: Any) -> int:
-        return x.__array_interface__["data"][0]  # type: ignore[no-any-return]
+        return x.__array_interface__["data"][0]
 
     def native(self, dtype: DType) -> Any:
         return dtype.numpy
@@ -129,7 +129,7 @@ class NumPyKind:
         return current_queue(host())
 
     def numpy(self, x: Any) -> np.ndarray[Any, Any]:
-        return x  # type: ignore[no-any-return]
+        return x
 
 
 class TorchKind:
@@ -144,10 +144,10 @@ class TorchKind:
         return dtype_of(str(native).removeprefix("torch."))
 
     def strides(self, x: Any) -> tuple[int, ...]:
-        return x.stride()  # type: ignore[no-any-return]
+        return x.stride()
 
     def pointer(self, x: Any) -> int:
-        return x.data_ptr()  # type: ignore[no-any-return]
+        return x.data_ptr()
 
     def native(self, dtype: DType) -> Any:
         return _torch_dtype(dtype.name)
@@ -186,8 +186,8 @@ class TorchKind:
         if str(x.dtype) == "torch.bfloat16":
             import torch
 
-            return detached.view(torch.uint16).numpy().view(BY_NAME["bf16"].numpy)  # type: ignore[no-any-return]
-        return detached.numpy()  # type: ignore[no-any-return]
+            return detached.view(torch.uint16).numpy().view(BY_NAME["bf16"].numpy)
+        return detached.numpy()
 
 
 @lru_cache(maxsize=1)

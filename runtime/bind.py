@@ -161,7 +161,8 @@ class Binder:
     def expand(self, name: str, view: View, full: tuple[int, ...]) -> View:
         missing = len(full) - len(view.shape)
         fits = missing >= 0 and all(
-            have in (1, want) for have, want in zip(view.shape, full[max(missing, 0) :], strict=True)
+            have in (1, want)
+            for have, want in zip(view.shape, full[max(missing, 0) :], strict=True)
         )
         if not fits:
             self.fail(f"{name} broadcastable to {list(full)}", f"{list(view.shape)}")
@@ -266,9 +267,7 @@ def merge(
     merged: list[int] = []
     kept: dict[str, list[int]] = {n: [] for n in strides}
     for i in keep:
-        joins = bool(merged) and all(
-            kept[n][-1] == strides[n][i] * sizes[i] for n in strides
-        )
+        joins = bool(merged) and all(kept[n][-1] == strides[n][i] * sizes[i] for n in strides)
         if joins:
             merged[-1] *= sizes[i]
             for n in strides:

@@ -34,7 +34,7 @@ class Caller:
         self.defaults = tuple(defaults.get(n, _MISSING) for n in self.names)
         self.plans: OrderedDict[Any, CallPlan] = OrderedDict()
         fields = [o.name for o in d.outputs]
-        self.result_type = namedtuple(f"{d.name}_result", fields) if len(fields) > 1 else None
+        self.result_type: Any = namedtuple(f"{d.name}_result", fields) if len(fields) > 1 else None
 
     def values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         """Argument values in the order of `names`, defaults filled in.
@@ -139,7 +139,6 @@ class Caller:
 
     def named(self, plan: CallPlan, made: list[Any]) -> Any:
         """Several results as a named tuple; one that this call does not have is None."""
-        assert self.result_type is not None
         found = {name: m for (name, _, _), m in zip(plan.results, made, strict=True)}
         return self.result_type(*(found.get(f) for f in self.result_type._fields))
 
@@ -155,9 +154,7 @@ def _start(plan: CallPlan, addresses: list[int]) -> None:
         raise LaunchError(f"the kernel of {plan.name} failed with status {status}")
 
 
-def _overlaps(
-    out: Any, kind: Kind, arrays: tuple[Any, ...], kinds: list[Kind | None]
-) -> bool:
+def _overlaps(out: Any, kind: Kind, arrays: tuple[Any, ...], kinds: list[Kind | None]) -> bool:
     """Whether writing `out` could change an input that is still to be read."""
     low, high = kind.bounds(out)
     for array, other in zip(arrays, kinds, strict=True):

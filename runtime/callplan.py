@@ -68,9 +68,7 @@ def make_plan(declaration: Declaration, args: Arguments) -> CallPlan:
     results = tuple((n, shape, kind.native(dtype)) for n, shape, dtype in bound.results)
     if all(elements(shape) == 0 for _, shape, _ in bound.results):
         nothing = struct.Struct("").pack
-        return CallPlan(
-            declaration.name, None, b"", nothing, b"", (), kind, results, 0, 1, checks
-        )
+        return CallPlan(declaration.name, None, b"", nothing, b"", (), kind, results, 0, 1, checks)
     ready = executable(bound.graph, bound.unit)
     head, tail = pack(ready.plan, bound, numbers)
     workspace = int(compiled(ready.plan.workspace)(sizes))
@@ -130,8 +128,7 @@ def bind(declaration: Declaration, args: Arguments) -> tuple[Bound, dict[str, in
     if len(args.outs) > len(named):
         raise d.error(f"{d.name} needs at most {len(named)} results in out, got {len(args.outs)}")
     outs = {
-        n: _view(d, "out", k, o)
-        for n, k, o in zip(named, args.out_kinds, args.outs, strict=False)
+        n: _view(d, "out", k, o) for n, k, o in zip(named, args.out_kinds, args.outs, strict=False)
     }
     return Binder(d).bind(views, numbers, options, extents, outs), numbers
 
@@ -141,7 +138,7 @@ def _number(declaration: Declaration, name: str, value: Any) -> int | float:
     integer = declaration.params[name].dtype.is_int
     item = getattr(value, "item", None)
     try:
-        plain = item() if item is not None else value
+        plain: Any = item() if item is not None else value
     except (TypeError, ValueError, RuntimeError):
         plain = value
     allowed: tuple[type, ...] = (int,) if integer else (int, float)
@@ -151,9 +148,7 @@ def _number(declaration: Declaration, name: str, value: Any) -> int | float:
     return plain if integer else float(plain)
 
 
-def pack(
-    plan: LaunchPlan, bound: Bound, numbers: dict[str, int | float]
-) -> tuple[bytes, bytes]:
+def pack(plan: LaunchPlan, bound: Bound, numbers: dict[str, int | float]) -> tuple[bytes, bytes]:
     """The packed arguments before and after the pointers."""
     head, tail = [], []
     for slot in plan.slots:
@@ -177,9 +172,7 @@ def _scalar(value: int | float, dtype: str) -> bytes:
         return np.float32(value).tobytes() + b"\0\0\0\0"
 
 
-def check_indices(
-    declaration: Declaration, name: str, kind: Kind, array: Any, below: int
-) -> None:
+def check_indices(declaration: Declaration, name: str, kind: Kind, array: Any, below: int) -> None:
     """Raise the operator's error unless all values are in 0 … below − 1."""
     values = kind.numpy(array)
     if values.size == 0:

@@ -102,10 +102,9 @@ def export(array: np.ndarray[Any, Any], dtype: DType) -> Any:
 def _dtype(code: int, bits: int) -> DType:
     kinds = {v: k for k, v in _CODES.items()} | {_BFLOAT: "float"}
     for candidate in BY_NAME.values():
-        brain = candidate.name == "bfloat16"
-        if candidate.kind == kinds.get(code) and candidate.bits == bits:
-            if brain == (code == _BFLOAT):
-                return candidate
+        same = candidate.kind == kinds.get(code) and candidate.bits == bits
+        if same and (candidate.name == "bfloat16") == (code == _BFLOAT):
+            return candidate
     raise OperatorError(f"needs a DLPack type known here, got code {code} with {bits} bits")
 
 

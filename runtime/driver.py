@@ -78,9 +78,7 @@ class Driver(Protocol):
     def capability(self) -> Capability:
         """The record of the device in use."""
 
-    def load(
-        self, binary: Path, plan: LaunchPlan, cache: DiskCache
-    ) -> Callable[[bytes, int], int]:
+    def load(self, binary: Path, plan: LaunchPlan, cache: DiskCache) -> Callable[[bytes, int], int]:
         """A function of the packed arguments and a cap on host threads (0: none); 0 is success."""
 
     def allocate(self, nbytes: int, queue: Queue) -> Any:

@@ -179,9 +179,7 @@ class Request:
         for name in wanted:
             if name not in optional:
                 self.fail(f"optional inputs among {_listed(optional)}", name)
-        return {
-            n: i for n, i in self.declaration.inputs.items() if not i.optional or n in wanted
-        }
+        return {n: i for n, i in self.declaration.inputs.items() if not i.optional or n in wanted}
 
     def dtypes(
         self, inputs: dict[str, In], dtype: DType | None, dtypes: Mapping[str, DType]

@@ -108,7 +108,9 @@ def tensor(data: Any, dtype: DType | str | None = None, queue: Queue | None = No
     return Tensor(array.astype(goal.numpy, copy=False), goal, queue or current_queue(host()))
 
 
-def empty(shape: Sequence[int], dtype: DType | str = "float32", queue: Queue | None = None) -> Tensor:
+def empty(
+    shape: Sequence[int], dtype: DType | str = "float32", queue: Queue | None = None
+) -> Tensor:
     """A tensor of undefined contents."""
     goal = _named(dtype)
     return Tensor(np.empty(tuple(shape), goal.numpy), goal, queue or current_queue(host()))
@@ -139,7 +141,7 @@ class _TensorKind:
         return (x.dtype, x.queue), x._array.shape, x._array.strides
 
     def dtype(self, native: Any) -> DType | None:
-        return native[0]  # type: ignore[no-any-return]
+        return native[0]
 
     def strides(self, x: Any) -> tuple[int, ...] | None:
         return NUMPY.strides(x._array)
@@ -169,13 +171,13 @@ class _TensorKind:
         return NUMPY.bounds(x._array)
 
     def device(self, x: Any) -> Device:
-        return x.device  # type: ignore[no-any-return]
+        return x.device
 
     def queue(self, x: Any) -> Queue:
-        return x.queue  # type: ignore[no-any-return]
+        return x.queue
 
     def numpy(self, x: Any) -> np.ndarray[Any, Any]:
-        return x.numpy()  # type: ignore[no-any-return]
+        return x.numpy()
 
 
 register(Tensor, _TensorKind())

@@ -260,9 +260,7 @@ def reducer(op: str, dtype: DType) -> Callable[..., Tir]:
 
     if op == "sum":
         return te.sum
-    return te.comm_reducer(  # type: ignore[no-any-return]
-        lambda a, b: combine(op, a, b), lambda _: identity(op, dtype), name=op
-    )
+    return te.comm_reducer(lambda a, b: combine(op, a, b), lambda _: identity(op, dtype), name=op)
 
 
 def masked(node: forms.Reduce) -> Expr:

@@ -47,8 +47,10 @@ def _joins_rows(cluster: _Cluster, stage: Stage, kind: str) -> bool:
 def _row_read(node: Expr, stage: Stage, rows: tuple[Axis, ...]) -> bool:
     """Reads of `stage` stay within the row."""
     hits = [n for n in walk(node) if isinstance(n, Read) and n.tensor is stage]
-    return all(len(h.index) >= len(rows) and all(i is r for i, r in zip(h.index, rows, strict=False))
-               for h in hits)  # fmt: skip
+    return all(
+        len(h.index) >= len(rows) and all(i is r for i, r in zip(h.index, rows, strict=False))
+        for h in hits
+    )
 
 
 def _joins_epilogue(graph: Graph, cluster: _Cluster, stage: Stage, kind: str) -> bool:
@@ -102,7 +104,7 @@ def _joins_scan(cluster: _Cluster, stage: Stage) -> bool:
     head = cluster.stages[0].expr
     node = stage.expr
     return (
-        isinstance(head, forms.Scan) and isinstance(node, forms.Scan) and head.step is node.step
+        isinstance(head, forms.Scan) and isinstance(node, forms.Scan) and head.state is node.state
     )
 
 
@@ -152,8 +154,12 @@ def partition(graph: Graph) -> tuple[Group, ...]:
             waiting.append(stage)
             continue
         kind = _kind(stage)
-        home = next((c for i, c in enumerate(clusters)
-                     if _joins(graph, c, stage, kind) and not _blocked(clusters, i, stage)), None)  # fmt: skip
+        fits = (
+            c
+            for i, c in enumerate(clusters)
+            if _joins(graph, c, stage, kind) and not _blocked(clusters, i, stage)
+        )
+        home = next(fits, None)
         if home is None:
             home = _Cluster(kind, stage.axes if kind == "rows" else ())
             clusters.append(home)

@@ -67,7 +67,7 @@ def tracing() -> bool:
 
 def choose(rules: Sequence[Rule], group: Group, caps: Capability) -> Rule:
     """The first rule that matches."""
-    reasons = []
+    reasons: list[tuple[str, str]] = []
     for rule in rules:
         rejection = rule.match(group, caps)
         if rejection is None:

@@ -53,7 +53,8 @@ def plan(
 ) -> WorkspacePlan:
     """Assign each tensor between kernels, `keep` (the results) apart, a place in the arena.
 
-    `scratch[i]` are tensors that kernel i alone uses. Two tensors share a slot when the last reader of one runs before the writer of the other.
+    `scratch[i]` are tensors that kernel i alone uses. Two tensors share a slot when the last reader
+    of one runs before the writer of the other.
     """
     dag = dataflow(groups)
     position = {("kernel", i): i for i in range(len(groups))}

@@ -29,7 +29,9 @@ def test_quick_start_is_short_and_ends_in_an_assert() -> None:
 
 @pytest.mark.parametrize("code", blocks("python"))
 def test_python_snippets_run(code: str, tmp_path) -> None:
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
 
 

@@ -1,4 +1,4 @@
-"""The runtime: imports, warm starts, kinds of array, odd layouts, threads, forks, killed compiles."""
+"""The runtime: imports, warm starts, kinds of array, layouts, threads, forks, killed compiles."""
 
 from __future__ import annotations
 
@@ -197,7 +197,8 @@ def test_the_same_bits_on_any_number_of_threads() -> None:
     code = """
         import hashlib, numpy as np, rudnn
         rng = np.random.default_rng(0)
-        x, w = rng.standard_normal((133, 257), np.float32), rng.standard_normal((65, 257), np.float32)
+        x = rng.standard_normal((133, 257), np.float32)
+        w = rng.standard_normal((65, 257), np.float32)
         g = np.ones(257, np.float32)
         n = rudnn.normalization
         made = [n.layer_norm(x, g), *n.layer_norm_backward(x, x, g), rudnn.nn.linear(x, w)]
@@ -351,8 +352,6 @@ def test_interrupted_call_leaves_the_process_usable() -> None:
         print("fine")
     """)
     assert done.stdout.strip() == "fine", done.stderr
-
-
 
 
 @pytest.mark.parametrize("tokens", [1, 63, 64, 65, 128, 200])

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+
 from rudnn.schedules import vector_math
 
 if TYPE_CHECKING:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from rudnn.dsl import In, Out
-
 from rudnn import dsl
+from rudnn.dsl import In, Out
 
 
 @dsl.op(out=Out("B", "H"), static=("H",), example={"B": 4, "T": 16, "H": 384})

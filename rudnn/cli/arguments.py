@@ -179,8 +179,8 @@ def load(path: Path, declared: In) -> np.ndarray[Any, Any]:
 
     try:
         array = np.load(path, allow_pickle=False)
-    except (ValueError, EOFError) as error:
-        raise BadArgument(f"needs a .npy file, got {path}: {error}") from None
+    except (ValueError, EOFError):
+        raise BadArgument(f"needs a .npy file of numbers, got {path}") from None
     if not isinstance(array, np.ndarray):
         raise BadArgument(f"needs a .npy file, got {path}: an archive of several arrays")
     if array.dtype == np.dtype("V2"):

@@ -63,7 +63,9 @@ def _operator(declaration: Declaration) -> dict[str, Any]:
 
 
 def _dtypes(allowed: Any, declaration: Declaration) -> list[str]:
-    chosen = allowed if isinstance(allowed, tuple) else (allowed,) if allowed else declaration.dtypes
+    chosen = (
+        allowed if isinstance(allowed, tuple) else (allowed,) if allowed else declaration.dtypes
+    )
     return [t.short for t in chosen]
 
 

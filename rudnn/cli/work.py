@@ -77,9 +77,7 @@ def run(operator: str, inputs: Sequence[str], params: Texts, outputs: Sequence[P
     return 0
 
 
-def check(
-    operator: str, target: str, dims: Texts, dtypes: Texts, seed: int, as_json: bool
-) -> int:
+def check(operator: str, target: str, dims: Texts, dtypes: Texts, seed: int, as_json: bool) -> int:
     """Run the harness; 1 if a comparison fails."""
     from ..ops.registry import resolve
 

@@ -166,9 +166,7 @@ def _split_k(emitter: Emitter, roles: _Roles, k: Any) -> dict[Axis, Any]:
 
 def _reader(emitter: Emitter, roles: _Roles, node: Expr, own: Axis) -> Any:
     """`node` as a function of (batch, own axis, k); b is given only the batch axes it has."""
-    batch = (
-        roles.batch if own is roles.m else tuple(roles.batch[i] for i in roles.b_batch)
-    )
+    batch = roles.batch if own is roles.m else tuple(roles.batch[i] for i in roles.b_batch)
 
     def read(at: Sequence[Any], index: Any, k: Any) -> Any:
         env = dict(zip(batch, at, strict=True)) | {own: index} | _split_k(emitter, roles, k)
@@ -210,4 +208,3 @@ def _panel_sizes(roles: _Roles, config: packed.PackedConfig) -> list[Any]:
     sizes: list[Any] = [roles.batch[i].extent for i in roles.b_batch]
     sizes += [panels, *(a.extent for a in roles.k), config.nr]
     return sizes
-

@@ -147,12 +147,12 @@ class Nest:
         done: Tir = self.number(0)
         for groups, vector in dict.fromkeys(((unroll, lanes), (1, lanes), (1, 1))):
             step = self.number(groups * vector)
-            count = self.short("count", (width - done) // step)
+            count = self.opaque("count", (width - done) // step)
             if static(count) == 0:
                 continue
             with self.loop("lane", count) as outer:
                 around(partial(self._group, done + outer * step, groups, vector, body))
-            done = self.short("done", done + count * step)
+            done = self.opaque("done", done + count * step)
 
     def _group(self, start: Tir, groups: int, lanes: int, body: Callable[[Tir], None]) -> None:
         """`groups` vectors from `start`, side by side."""
@@ -177,11 +177,13 @@ class Nest:
         width: Tir = self.number(limit)
         if limit > 64 and cores > 1:
             tasks = self.number(2 * cores)
-            wanted = (tasks + rows - one) // tirx.max(rows, one)
-            share = (total + wanted - one) // tirx.max(wanted, one)
+            wanted = self.opaque(
+                "wanted", tirx.max(tirx.truncdiv(tasks + rows - one, tirx.max(rows, one)), one)
+            )
+            share = tirx.truncdiv(total + wanted - one, wanted)
             share = tirx.max((share + line - one) // line * line, line)
-            width = self.bind("width", tirx.min(width, share))
-        return self.bind("ranges", (total + width - one) // width), width
+            width = self.opaque("width", tirx.min(width, share))
+        return self.opaque("ranges", tirx.truncdiv(total + width - one, width)), width
 
     def simple(self, value: Tir) -> Tir:
         """`value` simplified: constants fold."""
@@ -189,10 +191,18 @@ class Nest:
 
         return sym.Analyzer().simplify(value)
 
-    def short(self, name: str, value: Tir) -> Tir:
-        """`value` as a number or a variable: TVM's proofs about long expressions are slow."""
+    def opaque(self, name: str, value: Tir) -> Tir:
+        """An int64 `value` as a number or a variable.
+
+        TVM's passes put the values of plain variables back into every index and condition, and
+        then take seconds over proofs; past a load they do not.
+        """
         made = self.simple(value)
-        return made if static(made) is not None else self.bind(name, made)
+        if static(made) is not None:
+            return made
+        cell = self.private(f"{name}_cell", [], "int64")
+        self.store(cell, [], made)
+        return self.bind(name, cell[self.number(0)])
 
     def unflatten(self, index: Tir, extents: Sequence[Tir]) -> list[Tir]:
         """One index over all of `extents` as one index for each, row-major."""
@@ -200,8 +210,9 @@ class Nest:
 
         parts: list[Tir] = []
         for extent in reversed(extents[1:]):
-            parts.append(tirx.floormod(index, extent))
-            index = tirx.floordiv(index, extent)
+            # Nothing here is negative: TVM lowers a floor division to selects on four signs.
+            parts.append(tirx.truncmod(index, extent))
+            index = tirx.truncdiv(index, extent)
         return [*([index] if extents else []), *reversed(parts)]
 
     def product(self, extents: Sequence[Tir]) -> Tir:

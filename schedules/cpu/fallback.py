@@ -1,4 +1,4 @@
-"""Anything else that is reductions and pointwise stages: right first, parallel where that is free."""
+"""Any other reductions and pointwise stages: right first, parallel where that is free."""
 
 from __future__ import annotations
 
@@ -33,10 +33,7 @@ class Fallback:
     def lower(self, emitter: Emitter, group: Group, caps: Capability, config: Config) -> Any:
         names = []
         for stage in group.stages:
-            if is_map(stage):
-                made = emitter.pointwise(stage)
-            else:
-                made = _reduction(emitter, stage)
+            made = emitter.pointwise(stage) if is_map(stage) else _reduction(emitter, stage)
             names.append((made.op.name, len(stage.axes)))
             if stage in group.outputs:
                 emitter.publish(stage, made)

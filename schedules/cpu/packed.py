@@ -203,9 +203,7 @@ def contraction(
     tiles, panels = ceil_div(m, config.mr), ceil_div(n, config.nr)
     packs_b = callable(b) and not isinstance(b, te.Tensor)
     if packs_b:
-        packed = pack_panels(
-            b, n, k, config, batch=[batch[i] for i in b_batch], name=f"{name}_b"
-        )
+        packed = pack_panels(b, n, k, config, batch=[batch[i] for i in b_batch], name=f"{name}_b")
     else:
         packed = b
 

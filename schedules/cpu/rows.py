@@ -1,4 +1,4 @@
-"""Row reductions with the pointwise work around them, all passes over one row while it is cached."""
+"""Row reductions with the pointwise work around them: all passes over a row while it is cached."""
 
 from __future__ import annotations
 

@@ -113,9 +113,7 @@ class _Recurrence:
         self.size = emitter.size
         self.vector, self.unroll, self.cores = caps.lanes(), config.unroll, caps.cores
         self.column = _column(group, scan)
-        self.outer = tuple(
-            a for a in free_axes(scan) if a is not scan.along and a not in scan.axes
-        )
+        self.outer = tuple(a for a in free_axes(scan) if a is not scan.along and a not in scan.axes)
         self.env: dict[Axis, Any] = {}
         self.kept: list[Tensor] = []  # readers go by identity
         self.start: Any = None
@@ -136,13 +134,12 @@ class _Recurrence:
         with nest.loop("task", nest.product(extents), "parallel") as task:
             index = nest.unflatten(task, extents)
             for axis, value in zip(self.outer, index, strict=False):
-                self.env[axis] = nest.bind(axis.name, value)
+                self.env[axis] = nest.opaque(axis.name, value)
             if self.column is not None:
-                self.start = nest.bind("start", index[-1] * tile)
-                exact = None not in (static(columns), static(tile)) and not (
-                    static(columns) % static(tile)
-                )
-                self.width = tile if exact else nest.bind(
+                self.start = nest.opaque("start", index[-1] * tile)
+                count, width = static(columns), static(tile)
+                exact = count is not None and width is not None and count % width == 0
+                self.width = tile if exact else nest.opaque(
                     "width", tirx.min(tile, columns - self.start)
                 )  # fmt: skip
             self._run(scan)

@@ -86,10 +86,10 @@ class ScatterAdd:
         with nest.loop("task", nest.product(extents), "parallel") as task:
             index = nest.unflatten(task, extents)
             for axis, value in zip(kept, index, strict=False):
-                env[axis] = nest.bind(axis.name, value)
+                env[axis] = nest.opaque(axis.name, value)
             if column is not None:
-                start = nest.bind("start", index[-1] * tile)
-                width = nest.bind("width", tirx.min(tile, columns - start))
+                start = nest.opaque("start", index[-1] * tile)
+                width = nest.opaque("width", tirx.min(tile, columns - start))
             zero = tirx.const(0.0, "float32")
             with nest.loop("row", emitter.size(node.target.extent)) as row:
                 env[node.target] = row

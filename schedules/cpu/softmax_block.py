@@ -335,16 +335,32 @@ class Block:
         nest = self.nest
         assert self.keep is not None
         with nest.loop("row", self.count) as r:
-            nest.strip(self.columns, self.lanes, lambda at, width: self.vector(
-                width, lambda lane: nest.put(
-                    self.sums, [r, at + lane], self.sums[r, at + lane] * self.decay[r])))
+            nest.strip(
+                self.columns,
+                self.lanes,
+                lambda at, width: self.vector(
+                    width,
+                    lambda lane: nest.put(
+                        self.sums, [r, at + lane], self.sums[r, at + lane] * self.decay[r]
+                    ),
+                ),
+            )
             with nest.loop("key", self.length) as j:
                 kept = self.nest.value(self.keep, self._env(r, j))
                 with nest.when(kept):
-                    nest.strip(self.columns, self.lanes, lambda at, width: self.vector(
-                        width, lambda lane: nest.put(
-                            self.sums, [r, at + lane], self.sums[r, at + lane]
-                            + self.scores[j, r] * self.values[j, at + lane])))
+                    nest.strip(
+                        self.columns,
+                        self.lanes,
+                        lambda at, width: self.vector(
+                            width,
+                            lambda lane: nest.put(
+                                self.sums,
+                                [r, at + lane],
+                                self.sums[r, at + lane]
+                                + self.scores[j, r] * self.values[j, at + lane],
+                            ),
+                        ),
+                    )
 
 
 def _int(value: int) -> Any:

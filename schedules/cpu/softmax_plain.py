@@ -1,9 +1,9 @@
 """softmax_sum row by row, for whatever shape it has: right first, parallel over rows.
 
-    parallel row:
-        for key..: score = masked score; top = max
-        for key..: weight = exp(score − top); total += weight
-        for column..: Σ weight · value over the kept keys, / total
+parallel row:
+    for key..: score = masked score; top = max
+    for key..: weight = exp(score − top); total += weight
+    for column..: Σ weight · value over the kept keys, / total
 """
 
 from __future__ import annotations

@@ -71,8 +71,13 @@ class Tiles(Block):
                 with nest.vector(self.lanes) as lane:
                     nest.put(buffer, [first + lane], real(start))
         with nest.loop("row", index(self.rows)) as r:
-            nest.strip(self.padded, self.lanes, lambda at, width: self.vector(
-                width, lambda lane: nest.put(self.sums, [r, at + lane], real(0.0))))
+            nest.strip(
+                self.padded,
+                self.lanes,
+                lambda at, width: self.vector(
+                    width, lambda lane: nest.put(self.sums, [r, at + lane], real(0.0))
+                ),
+            )
         end = nest.bind("keys", self._last_key())
         keys = index(self.config.keys)
         with nest.loop("block", ceil_div(end, self.config.keys)) as block:

@@ -71,9 +71,7 @@ class Tiling(Nest):
         from tvm import tirx
 
         extents = [index(e) for e in shape]
-        buffer = tirx.decl_buffer(
-            extents, dtype, self.emitter.name(name), data_alignment=64
-        )
+        buffer = tirx.decl_buffer(extents, dtype, self.emitter.name(name), data_alignment=64)
         self.add(tirx.AllocBuffer(buffer))
         return buffer
 

@@ -82,7 +82,7 @@ class _Selection:
         extents = [self.size(a.extent) for a in rows]
         with nest.loop("row", nest.product(extents), "parallel") as row:
             for axis, value in zip(rows, nest.unflatten(row, extents), strict=True):
-                self.env[axis] = nest.bind(axis.name, value)
+                self.env[axis] = nest.opaque(axis.name, value)
             self._row(rows)
         return nest.finish()
 
@@ -98,11 +98,11 @@ class _Selection:
         with nest.loop("slot", self.k) as slot:
             nest.store(self.keys, [slot], self._least())
             nest.store(self.places, [slot], nest.number(0))
-        first = nest.bind("first", tirx.min(self.k, count))
+        first = nest.opaque("first", tirx.min(self.k, count))
         with nest.loop("early", first) as early:
             self._insert(self._key(early), early, early)
-        rest = nest.bind("rest", count - first)
-        blocks = nest.bind("blocks", tirx.floordiv(rest, self.block))
+        rest = nest.opaque("rest", count - first)
+        blocks = nest.opaque("blocks", tirx.floordiv(rest, self.block))
         with nest.loop("chunk", blocks) as chunk:
             self._block(first + chunk * self.block)
         with nest.loop("late", rest - blocks * self.block) as late:

@@ -142,8 +142,8 @@ def _entry(program: Program, bodies: list[Any], slots: tuple[Slot, ...]) -> Any:
     for stage, offset in program.workspace.offsets:
         pointers[stage.name] = workspace + lowering.expr(offset, {})
     bound: dict[str, Any] = {}
-    for kernel, body in zip(program.kernels, bodies, strict=True):
-        for tensor, param in zip(kernel.tensors, body.params, strict=False):
+    for kernel, lowered in zip(program.kernels, bodies, strict=True):
+        for tensor, param in zip(kernel.tensors, lowered.params, strict=False):
             if tensor.name not in bound:
                 pointer = tirx.Var(
                     f"{identifier(tensor.name)}_data", PointerType(_element(tensor.dtype))
@@ -151,7 +151,7 @@ def _entry(program: Program, bodies: list[Any], slots: tuple[Slot, ...]) -> Any:
                 statements.append(tirx.Bind(pointer, _as_pointer(pointers[tensor.name], pointer)))
                 bound[tensor.name] = pointer
             statements.append(tirx.DeclBuffer(param, data=bound[tensor.name]))
-        statements.append(body.body)
+        statements.append(lowered.body)
     body: Any = tirx.SeqStmt(statements)
     for key, number in (("device_id", 0), ("device_type", _DL_CPU)):
         body = tirx.AttrStmt(StringImm("default"), key, tirx.IntImm("int32", number), body)

@@ -1,4 +1,4 @@
-"""The host's processor: features, caches, and what they let schedules assume. No compiler needed."""
+"""The host's processor: features, caches, what schedules may assume. No compiler needed."""
 
 from __future__ import annotations
 

@@ -58,8 +58,10 @@ def _split_loop(loop: Any) -> Any:
         last = loop.min + (loop.extent - 1)
         holds = _substitute(_all([*lane, *value_guards]), v, last)
         w = tirx.Var(f"{v.name}_edge", v.ty)
-        edge = tirx.IfThenElse(_all(lane), body.then_case, None) if lane else (
-            body.then_case if outer else body
+        edge = (
+            tirx.IfThenElse(_all(lane), body.then_case, None)
+            if lane
+            else (body.then_case if outer else body)
         )
         edge = _with(loop, tirx.ForKind.SERIAL, w, _substitute(edge, v, w))
         result = tirx.IfThenElse(holds, result, edge)
@@ -70,7 +72,7 @@ def _drop_value_guard(store: Any, v: Any) -> tuple[Any, list[Any]]:
     """``x[..] = if_then_else(c, a, b)`` becomes ``x[..] = a`` and [c], if c depends on v."""
     from tvm import tirx
 
-    value = getattr(store, "value", None)
+    value: Any = getattr(store, "value", None)
     if not isinstance(store, tirx.BufferStore) or not _is_call(value, "if_then_else"):
         return store, []
     guards = _conjuncts(value.args[0])

@@ -92,7 +92,7 @@ class Runtime:
         entry = ctypes.c_void_p(_address(kernel))
 
         def launch(args: bytes, threads: int, _kernel: Kernel = kernel) -> int:
-            return call(entry, args, threads)  # type: ignore[no-any-return]
+            return call(entry, args, threads)
 
         return launch
 

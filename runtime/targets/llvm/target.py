@@ -84,9 +84,7 @@ class HostDriver:
     def capability(self) -> Capability:
         return cpu.capability("")
 
-    def load(
-        self, binary: Path, plan: LaunchPlan, cache: DiskCache
-    ) -> Callable[[bytes, int], int]:
+    def load(self, binary: Path, plan: LaunchPlan, cache: DiskCache) -> Callable[[bytes, int], int]:
         return loader.runtime(cache).caller(loader.load(binary, plan.entry, cache))
 
     def allocate(self, nbytes: int, queue: Queue) -> Any:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from . import forms
 from .errors import DeclarationError
@@ -205,7 +207,7 @@ class _Writer:
         return f"Σ_{{{names} : {condition}}} {self.text(node.value, _PRODUCT)}", _SUM
 
 
-_FORMS = {
+_FORMS: dict[type, Callable[[_Writer, Any], tuple[str, int]]] = {
     forms.Reduce: _Writer.reduce,
     forms.SoftmaxSum: _Writer.softmax_sum,
     forms.LogSumExp: _Writer.log_sum_exp,

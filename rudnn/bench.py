@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -71,9 +71,9 @@ class Outcome:
 
 def run(
     suite: str | None = None, against: str | None = None, threads: int = 2,
-    *, seconds: float = _SECONDS, report: Callable[[int, int], None] | None = None,
+    *, seconds: float | None = None, report: Callable[[int, int], None] | None = None,
 ) -> Outcome:  # fmt: skip
-    """Measure the cases of a suite (None: all) on `threads` threads, `seconds` for each.
+    """Measure the cases of a suite (None: all) on `threads` threads, for `seconds` each.
 
     Needs to be the first use of a kernel in the process: the number of threads is fixed then.
     Raises BenchError.
@@ -87,17 +87,19 @@ def run(
         import torch
 
         torch.set_num_threads(threads)
+    seconds = _SECONDS if seconds is None else seconds
     chosen = [c for c in CASES if suite in (None, c.suite)]
     outcome = Outcome([], [], [])
     total = len(chosen) + (suite in (None, MINILM))
     for i, case in enumerate(chosen):
         if report is not None:
             report(i, total)
-        _into(outcome, f"{case.op} {case.case}", lambda c=case: measure(c, against, seconds))
+        work = partial(measure, case, against, seconds)
+        _into(outcome, f"{case.op} {case.case}", work)
     if suite in (None, MINILM):
         missing = _minilm_missing()
         if missing is None:
-            _into(outcome, MINILM, lambda: measure_minilm(seconds))
+            _into(outcome, MINILM, partial(measure_minilm, seconds))
         elif suite == MINILM:
             raise BenchError(missing)
         else:

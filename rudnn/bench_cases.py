@@ -32,7 +32,7 @@ _ROWS = (4096, 1024)
 
 def _linear(m: int, n: int, k: int, packed: bool, activation: str | None = None) -> BenchCase:
     name = f"{m}³" if m == n == k else f"{m}×{k}×{n}"
-    shapes = {"x": (m, k), "weight": (n, k)}
+    shapes: dict[str, tuple[int, ...]] = {"x": (m, k), "weight": (n, k)}
     if activation:
         shapes["bias"] = (n,)
     label = " ".join((name, *((activation,) if activation else ()), *(("packed",) * packed)))
@@ -67,7 +67,7 @@ def face(op: str) -> Callable[..., Any]:
 
     for module in (nn, normalization):
         if op in module.__all__:
-            return getattr(module, op)  # type: ignore[no-any-return]
+            return getattr(module, op)
     if op == "attention":
         return _attention(attention)
     return operators()[op]

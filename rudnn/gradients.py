@@ -93,7 +93,7 @@ def _numeric(sample: Sample) -> float:
 
     random = np.random.default_rng(7)
     y = sample.oracle()[0]
-    grad = random.standard_normal(y.shape)
+    grad: Array = np.asarray(random.standard_normal(y.shape))
     found = _backward(sample, grad, y)
     worst = 0.0
     for name in _wanted(sample):
@@ -119,7 +119,8 @@ def _autograd(sample: Sample) -> float:
     forward, dtype = sample.declaration, sample.attempt.dtype
     tensors = {n: to_torch(a) for n, a in sample.given.items()}
     wanted = _wanted(sample)
-    for name in wanted:
+    passed = [n for n in forward.passes if n in tensors]
+    for name in (*wanted, *passed):
         tensors[name].requires_grad_()
     result = forward(**tensors, **sample.others)
     native = dtype.numpy if result.dtype.is_floating_point else None
@@ -128,6 +129,9 @@ def _autograd(sample: Sample) -> float:
     y = result.detach().double().numpy()
     want = _backward(sample, grad, y)
     worst = 0.0
+    for name in passed:  # the gradient itself, bit for bit
+        got = tensors[name].grad.double().numpy()
+        difference(f"d{name}", got, grad.astype(np.float64), sample.dtypes[name], 0.0)
     peers = _torch_gradients(sample, grad, wanted)
     for name in wanted:
         got = tensors[name].grad.double().numpy()

@@ -95,3 +95,53 @@ def _linear(a: dict[str, Any]) -> Any:
         y = activations[activation](y)
     residual = a.get("residual")
     return y if residual is None else y + residual
+
+
+@register("attention")
+def _attention(a: dict[str, Any]) -> Any:
+    import torch
+
+    query, key, value = a["query"], a["key"], a["value"]
+    group = query.shape[1] // max(key.shape[1], 1)
+    key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
+    scores = a["scale"] * query @ key.transpose(-1, -2)
+    if a["capped"]:
+        scores = a["softcap"] * torch.tanh(scores / a["softcap"])
+    if a["attn_bias"] is not None:
+        scores = scores + a["attn_bias"]
+    if a["mask"] is not None:
+        scores = scores.masked_fill(~a["mask"], -torch.inf)
+    if a["causal"] != "none":
+        rows, keys = scores.shape[-2:]
+        shift = keys - rows if a["causal"] == "bottom_right" else 0
+        seen = torch.ones(rows, keys, dtype=torch.bool).tril(shift)
+        scores = scores.masked_fill(~seen, -torch.inf)
+    weights = scores.softmax(-1).masked_fill((scores == -torch.inf).all(-1, keepdim=True), 0)
+    result = weights @ value
+    return (result, scores.logsumexp(-1)) if a["return_lse"] else result
+
+
+@register("linear_recurrence")
+def _linear_recurrence(a: dict[str, Any]) -> Any:
+    import torch
+
+    x, decay, initial = a["x"], a["decay"], a["initial"]
+    state = torch.zeros_like(x[..., 0, :] if x.shape[-2] else x.sum(-2))
+    state = state if initial is None else initial
+    states = []
+    for t in range(x.shape[-2]):
+        state = decay[..., t, :] * state + x[..., t, :]
+        states.append(state)
+    return (torch.stack(states, -2) if states else torch.zeros_like(x)), state
+
+
+@register("top_k")
+def _top_k(a: dict[str, Any]) -> Any:
+    values, indices = a["x"].sort(dim=-1, descending=True, stable=True)
+    return values[..., : a["k"]], indices[..., : a["k"]]
+
+
+@register("segment_sum")
+def _segment_sum(a: dict[str, Any]) -> Any:
+    x = a["x"]
+    return x.new_zeros(a["num_segments"], x.shape[1]).index_add(0, a["ids"], x)

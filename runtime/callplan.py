@@ -141,11 +141,12 @@ def _number(declaration: Declaration, name: str, value: Any) -> int | float:
         plain: Any = item() if item is not None else value
     except (TypeError, ValueError, RuntimeError):
         plain = value
-    allowed: tuple[type, ...] = (int,) if integer else (int, float)
-    if isinstance(plain, bool) or not isinstance(plain, allowed):
-        wanted = "an integer" if integer else "a number"
-        raise declaration.error(f"{declaration.name} needs {name} {wanted}, got {value!r}")
-    return plain if integer else float(plain)
+    if isinstance(plain, int) and not isinstance(plain, bool):
+        return plain if integer else float(plain)
+    if isinstance(plain, float) and not integer:
+        return plain
+    wanted = "an integer" if integer else "a number"
+    raise declaration.error(f"{declaration.name} needs {name} {wanted}, got {value!r}")
 
 
 def pack(plan: LaunchPlan, bound: Bound, numbers: dict[str, int | float]) -> tuple[bytes, bytes]:

@@ -198,7 +198,8 @@ def result_paths(given: Sequence[Path], names: Sequence[str]) -> list[Path]:
     if len(given) == 1:
         path = given[0]
         return [path.with_name(f"{path.stem}_{n}{path.suffix or '.npy'}") for n in names]
-    raise BadArgument(f"-o needs 1 or {len(names)} paths ({', '.join(names)}), got {len(given)}")
+    wanted = f"1 path or {len(names)}" if len(names) > 1 else "1 path"
+    raise BadArgument(f"-o needs {wanted} ({', '.join(names)}), got {len(given)}")
 
 
 def _known(name: str, names: Iterable[str] | Mapping[str, Any], what: str) -> None:

@@ -76,7 +76,7 @@ def doctor(as_json: bool) -> int:
     from ..runtime.targets import registered
     from ..runtime.tvm_import import PINS
 
-    targets = [
+    targets: list[dict[str, Any]] = [
         {"target": name, "compiles": s.can_compile, "runs": s.can_run, "detail": s.detail,
          "hint": s.hint}
         for name, s in ((n, t.status()) for n, t in registered().items())

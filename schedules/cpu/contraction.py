@@ -43,7 +43,12 @@ class Contraction:
             return Rejection("needs a sum of products of factors with axes of their own")
         if len(group.stages) > 2:
             return Rejection("needs at most one pointwise consumer")
-        return check(_roles(product, group) is not None, "needs the last axis in one factor only")
+        roles = _roles(product, group)
+        if roles is None:
+            return Rejection("needs the last axis in one factor only")
+        # All loops of such a nest are of one iteration, and none is left to schedule.
+        single = _known(roles.m) == 1 and _known(roles.n) == 1
+        return check(not single, "needs more than one element in a product")
 
     def default(self, group: Group, caps: Capability) -> packed.PackedConfig:
         product = contraction(group.stages[0].expr)

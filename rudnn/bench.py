@@ -32,6 +32,8 @@ _SECONDS = 2.0  # measured for each case
 _FEWEST, _MOST = 7, 200  # pairs
 _SAMPLE = 100e-6  # seconds; shorter calls are timed several at a time
 _TOLERANCE = 1e-4
+_NOISY = 1.5  # median over least
+_BUSY = 0.7  # load average before we began
 
 
 class BenchError(RudnnError):
@@ -62,11 +64,21 @@ class Result:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Results, and one line for each case that was `wrong` or `skipped`."""
+    """Results, and one line for each case that was `wrong`, `skipped` or doubtful (`noisy`)."""
 
     results: list[Result]
     wrong: list[str]
     skipped: list[str]
+    noisy: list[str]
+
+
+@dataclass(frozen=True)
+class Times:
+    """Median seconds of a call of either side; `spread` is the greater median over its least."""
+
+    ours: float
+    peer: float | None
+    spread: float
 
 
 def run(
@@ -89,7 +101,10 @@ def run(
         torch.set_num_threads(threads)
     seconds = _SECONDS if seconds is None else seconds
     chosen = [c for c in CASES if suite in (None, c.suite)]
-    outcome = Outcome([], [], [])
+    outcome = Outcome([], [], [], [])
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    if load > _BUSY:
+        outcome.noisy.append(f"doubtful, the load average was {load:.1f} at the start")
     total = len(chosen) + (suite in (None, MINILM))
     for i, case in enumerate(chosen):
         if report is not None:
@@ -107,11 +122,18 @@ def run(
     return outcome
 
 
-def _into(outcome: Outcome, label: str, work: Callable[[], Result]) -> None:
+def _into(outcome: Outcome, label: str, work: Callable[[], tuple[Result, Times]]) -> None:
     try:
-        outcome.results.append(work())
+        result, times = work()
     except WrongResult as wrong:
         outcome.wrong.append(f"{label}: not reported, {wrong}")
+        return
+    outcome.results.append(result)
+    if times.spread > _NOISY:
+        outcome.noisy.append(
+            f"{label}: doubtful, a median is {times.spread:.1f} times the least time: "
+            "is the machine busy?"
+        )
 
 
 class WrongResult(Exception):
@@ -122,22 +144,22 @@ def _has(module: str) -> bool:
     return importlib.util.find_spec(module) is not None
 
 
-def measure(case: BenchCase, against: str | None, seconds: float) -> Result:
+def measure(case: BenchCase, against: str | None, seconds: float) -> tuple[Result, Times]:
     """One case; raises WrongResult."""
     made = inputs(case)
     ours, theirs = _ours(case, made), _theirs(case, made)
     _compare(ours(), theirs() if theirs is not None else _oracle(case, made))
     if case.numpy or against is None:
         theirs = None
-    ours_s, peer_s = pair(ours, theirs, seconds)
-    share = floor(case) / ours_s if _has("torch") and not case.numpy else None
-    return _result(case.op, case.case, ours_s, peer_s, share)
+    times = pair(ours, theirs, seconds)
+    share = floor(case) / times.ours if _has("torch") and not case.numpy else None
+    return _result(case.op, case.case, times, share), times
 
 
-def _result(op: str, case: str, ours_s: float, peer_s: float | None, share: float | None) -> Result:
-    named = "torch" if peer_s is not None else None
-    ratio = peer_s / ours_s if peer_s is not None else None
-    return Result(op, case, "llvm", f32.short, ours_s, named, peer_s, ratio, share)
+def _result(op: str, case: str, times: Times, share: float | None) -> Result:
+    named = "torch" if times.peer is not None else None
+    ratio = times.peer / times.ours if times.peer is not None else None
+    return Result(op, case, "llvm", f32.short, times.ours, named, times.peer, ratio, share)
 
 
 # --- the two sides ---
@@ -203,11 +225,12 @@ def _compare(got: Any, want: Any) -> None:
 # --- timing ---
 
 
-def pair(ours: Call, theirs: Call | None, seconds: float) -> tuple[float, float | None]:
-    """Median seconds of a call of either side."""
+def pair(ours: Call, theirs: Call | None, seconds: float) -> Times:
+    """The times of both sides."""
     times = timings([ours] if theirs is None else [ours, theirs], seconds)
     medians = [statistics.median(t) for t in times]
-    return medians[0], medians[1] if theirs is not None else None
+    spread = max(m / min(t) for m, t in zip(medians, times, strict=True))
+    return Times(medians[0], medians[1] if theirs is not None else None, spread)
 
 
 def timings(sides: Sequence[Call], seconds: float) -> list[list[float]]:
@@ -300,7 +323,7 @@ def _minilm_missing() -> str | None:
     return None
 
 
-def measure_minilm(seconds: float) -> Result:
+def measure_minilm(seconds: float) -> tuple[Result, Times]:
     """The encoder on 32 × 64 tokens without padding; raises WrongResult."""
     from minilm.checkpoint import bundled_model, load  # type: ignore[import-not-found]
     from minilm.encoder import Encoder  # type: ignore[import-not-found]
@@ -312,8 +335,8 @@ def measure_minilm(seconds: float) -> Result:
     ids, keep = checkpoint.tokenize(["Each of the sentences is a row of the batch."])
     ids, keep = np.resize(ids[keep], (32, 64)), np.ones((32, 64), bool)
     _compare(ours(ids, keep), theirs(ids, keep))
-    ours_s, peer_s = pair(lambda: ours(ids, keep), lambda: theirs(ids, keep), seconds)
-    return _result("minilm", "32×64 tokens", ours_s, peer_s, None)
+    times = pair(lambda: ours(ids, keep), lambda: theirs(ids, keep), seconds)
+    return _result("minilm", "32×64 tokens", times, None), times
 
 
 __all__: Sequence[str] = ("BenchError", "Outcome", "Result", "run")

@@ -11,7 +11,7 @@ def bench(suite: str | None, against: str | None, threads: int, as_json: bool) -
 
     with progress("measuring") as report:
         outcome = run(suite, against, threads, report=report)
-    for problem in (*outcome.skipped, *outcome.wrong):
+    for problem in (*outcome.skipped, *outcome.wrong, *outcome.noisy):
         note(problem)
     if as_json:
         print_json([r.to_json() for r in outcome.results])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...dsl import forms
-from ...dsl.expr import Stage
+from ...dsl.expr import Read, Size, Stage
 from ...dsl.graph import reads
 from ..capability import Capability
 from ..emit import Emitter, combine, identity, masked, reducer
@@ -25,8 +25,12 @@ class RowsConfig(Config):
 
 @dataclass
 class _Parts:
-    """Block names of one reduction: lane partials, scalar tail, fold of the lanes, the result."""
+    """Block names of one reduction: lane partials, scalar tail, fold of the lanes, the result.
 
+    `width` partial results are kept.
+    """
+
+    width: int
     partial: str | None
     tail: str | None
     folds: list[str]
@@ -78,14 +82,63 @@ class Rows:
         _share_memory(emitter, group)
         sch = emitter.schedule()
         _place(sch, group, [t.op.name for _, t in emitter.results], blocks, parts)
+        riders = _riders(emitter, group, parts)
+        for source, part in riders.items():
+            _ride(sch, source, part, lanes)
         for part in parts.values():
-            _vectorize_reduction(sch, part, lanes)
-        rank = 1
+            _vectorize_reduction(sch, part, lanes, part in riders.values())
         for name in dict.fromkeys([*blocks, *(t.op.name for _, t in emitter.results)]):
             loops = sch.get_loops(sch.get_sblock(name))
-            if len(loops) > rank:
+            if len(loops) > 1 and name not in riders:
                 vectorize(sch, loops[-1], lanes, 2)
         return sch
+
+
+def _riders(emitter: Emitter, group: Group, parts: dict[str, _Parts]) -> dict[str, _Parts]:
+    """Pointwise blocks by name, each with a reduction of just its values along the row.
+
+    Only rows of two or more whole steps, known when compiling: then neither loop has a tail.
+    """
+    found: dict[str, _Parts] = {}
+    for stage in group.stages:
+        node = stage.expr
+        if not isinstance(node, forms.Reduce) or not isinstance(node.body, Read):
+            continue
+        source, part = node.body.tensor, parts[stage.name]
+        along = (*stage.axes, *node.over)
+        fits = (
+            isinstance(source, Stage)
+            and source in group.stages
+            and is_map(source)
+            and node.where is None
+            and source.axes == along
+            and part.partial is not None
+            and _whole_steps(node.over[-1].extent, part.width)
+            and reads_at(node.body, source, along)
+        )
+        if fits and isinstance(source, Stage):
+            found.setdefault(emitter.made[source].op.name, part)
+    return found
+
+
+def _whole_steps(extent: Size, width: int) -> bool:
+    return isinstance(extent, int) and extent % width == 0 and extent >= 2 * width
+
+
+def _ride(sch: Any, source: str, part: _Parts, lanes: int) -> None:
+    """Reduce a stage's values as they are made, while they are in registers.
+
+    `for h: w[h] = …; for o, l: lanes[l] ⊕= w[o·W + l]` →
+    `for o: {for l: w[o·W + l] = …; for l: lanes[l] ⊕= w[o·W + l]}`
+    """
+    outer = vectorize(sch, sch.get_loops(sch.get_sblock(source))[-1], lanes, part.width // lanes)
+    block = sch.get_sblock(part.partial)
+    sch.reverse_compute_at(block, outer)
+    wide = sch.get_loops(block)[-1]
+    chunks, lane = sch.split(wide, [None, lanes])
+    sch.vectorize(lane)
+    sch.unroll(chunks)
+    sch.decompose_reduction(block, outer)
 
 
 def _share_memory(emitter: Emitter, group: Group) -> None:
@@ -168,6 +221,7 @@ def _reduction(emitter: Emitter, stage: Stage, lanes: int, unroll: int) -> tuple
 
     made = emitter.define(stage, result if value else lambda *i: identity(node.op, node.dtype))
     return made, _Parts(
+        width,
         partial.op.name if partial is not None else None,
         tail.op.name if tail is not None else None,
         folds,
@@ -219,9 +273,9 @@ def _place(
             sch.reverse_compute_at(sch.get_sblock(name), row)
 
 
-def _vectorize_reduction(sch: Any, part: _Parts, lanes: int) -> None:
+def _vectorize_reduction(sch: Any, part: _Parts, lanes: int, riding: bool) -> None:
     """`for w, k: lanes[w] ⊕= …` → `for k: unrolled vectors of w`; folds are unrolled whole."""
-    if part.partial is not None:
+    if part.partial is not None and not riding:
         block = sch.get_sblock(part.partial)
         wide, *inner = sch.get_loops(block)[1:]
         if inner:

@@ -247,6 +247,10 @@ class Form(Expr):
 
     over: tuple[Axis, ...]
 
+    def with_children(self, children: tuple[Expr, ...]) -> Form:
+        """The same form over other operands."""
+        raise NotImplementedError
+
     def bound(self) -> tuple[Axis, ...]:
         """Axes that are not free in the result."""
         return self.over

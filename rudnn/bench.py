@@ -31,6 +31,9 @@ Call = Callable[[], Any]
 _SECONDS = 2.0  # measured for each case
 _FEWEST, _MOST = 7, 200  # pairs
 _SAMPLE = 100e-6  # seconds; shorter calls are timed several at a time
+# Seconds of calls before those timed in a turn: OpenMP's threads go on spinning for some
+# milliseconds after the peer's last call, on a core that our next call needs.
+_SETTLE = 10e-3
 _TOLERANCE = 1e-4
 _NOISY = 1.5  # median over least
 _BUSY = 0.7  # load average before we began
@@ -237,15 +240,22 @@ def timings(sides: Sequence[Call], seconds: float) -> list[list[float]]:
     """Seconds of calls of each side, made in turn for about `seconds` in all."""
     guesses = [[_once(call, 1) for _ in range(3)][-1] for call in sides]
     counts = [max(1, math.ceil(_SAMPLE / max(g, 1e-9))) for g in guesses]
-    each = sum(2 * g * n for g, n in zip(guesses, counts, strict=True))
+    each = sum(_SETTLE + 2 * g * n for g, n in zip(guesses, counts, strict=True))
     pairs = min(max(int(seconds / max(each, 1e-9)), _FEWEST), _MOST)
     times: list[list[float]] = [[] for _ in sides]
     for turn in range(pairs):
         order = range(len(sides)) if turn % 2 == 0 else reversed(range(len(sides)))
         for i in order:
-            _once(sides[i], counts[i])
+            _settle(sides[i])
             times[i].append(_once(sides[i], counts[i]))
     return times
+
+
+def _settle(call: Call) -> None:
+    end = time.perf_counter() + _SETTLE
+    call()
+    while time.perf_counter() < end:
+        call()
 
 
 def _once(call: Call, count: int) -> float:
@@ -294,11 +304,18 @@ def copy_rate(nbytes: int) -> float:
 
 @lru_cache(maxsize=1)
 def fma_rate() -> float:
-    """Floating-point operations per second of torch's matrix product of 1024³."""
+    """Floating-point operations per second of the quickest matrix product here, ours or torch's."""
     import torch
 
-    a = torch.ones(1024, 1024) / 1024
-    return 2.0 * 1024**3 / min(timings([lambda: a @ a], 0.5)[0])
+    from .nn import PackedWeight, linear
+
+    rates = []
+    for size in (1024, 2048):
+        a = torch.ones(size, size) / size
+        packed = PackedWeight(a)
+        sides: list[Call] = [lambda a=a: a @ a, lambda a=a, w=packed: linear(a, w)]  # type: ignore[misc]
+        rates += [2.0 * size**3 / min(t) for t in timings(sides, 1.0)]
+    return max(rates)
 
 
 # --- MiniLM ---

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..dsl.dtypes import BY_NAME, DType, dtype_of
 from ..dsl.errors import DeviceError, OperatorError
-from .device import Device, Queue, current_queue, host
+from .device import Device, Queue, host
 
 Layout = tuple[Any, tuple[int, ...], tuple[int, ...]]
 
@@ -33,8 +33,8 @@ class Kind(Protocol):
     def pointer(self, x: Any) -> int:
         """Address of the first element."""
 
-    def native(self, dtype: DType) -> Any:
-        """The dtype object of an element type."""
+    def native(self, dtype: DType, like: Any) -> Any:
+        """The dtype object of an element type, for results beside the array `like`."""
 
     def empty(self, shape: Sequence[int], native: Any) -> Any:
         """A new contiguous array of a native dtype."""
@@ -57,8 +57,11 @@ class Kind(Protocol):
     def device(self, x: Any) -> Device:
         """Where it lives."""
 
-    def queue(self, x: Any) -> Queue:
-        """The queue its work is ordered on."""
+    def queue(self, x: Any) -> Queue | None:
+        """The queue its work is ordered on; None for plain memory, which is always ready."""
+
+    def wrote(self, x: Any) -> None:
+        """Told after a kernel has stored results in `x`."""
 
     def numpy(self, x: Any) -> np.ndarray[Any, Any]:
         """A NumPy view (no copy)."""
@@ -95,7 +98,7 @@ class NumPyKind:
     def pointer(self, x: Any) -> int:
         return x.__array_interface__["data"][0]
 
-    def native(self, dtype: DType) -> Any:
+    def native(self, dtype: DType, like: Any) -> Any:
         return dtype.numpy
 
     def empty(self, shape: Sequence[int], native: Any) -> Any:
@@ -125,8 +128,11 @@ class NumPyKind:
     def device(self, x: Any) -> Device:
         return host()
 
-    def queue(self, x: Any) -> Queue:
-        return current_queue(host())
+    def queue(self, x: Any) -> Queue | None:
+        return None
+
+    def wrote(self, x: Any) -> None:
+        pass
 
     def numpy(self, x: Any) -> np.ndarray[Any, Any]:
         return x
@@ -149,7 +155,7 @@ class TorchKind:
     def pointer(self, x: Any) -> int:
         return x.data_ptr()
 
-    def native(self, dtype: DType) -> Any:
+    def native(self, dtype: DType, like: Any) -> Any:
         return _torch_dtype(dtype.name)
 
     def empty(self, shape: Sequence[int], native: Any) -> Any:
@@ -165,7 +171,7 @@ class TorchKind:
         target.copy_(source)
 
     def writeable(self, x: Any) -> bool:
-        return True
+        return not x.requires_grad
 
     def bounds(self, x: Any) -> tuple[int, int]:
         start = x.data_ptr()
@@ -178,8 +184,14 @@ class TorchKind:
             raise DeviceError(f"needs tensors on the CPU, got one on {x.device}")
         return host()
 
-    def queue(self, x: Any) -> Queue:
-        return current_queue(self.device(x))
+    def queue(self, x: Any) -> Queue | None:
+        return None
+
+    def wrote(self, x: Any) -> None:
+        # A tensor that autograd has saved must be seen to have changed.
+        import torch
+
+        torch.autograd.graph.increment_version(x)
 
     def numpy(self, x: Any) -> np.ndarray[Any, Any]:
         detached = x.detach()

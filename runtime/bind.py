@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -67,9 +68,13 @@ class Binder:
         """The whole binding; `outs` are the caller's result arrays, if given."""
         self.check_dtypes(views)
         for name, value in extents.items():
-            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-                self.fail(f"{name} a size ≥ 0", value)
-            self.sizes[name] = value
+            try:
+                size = -1 if isinstance(value, bool) else operator.index(value)
+            except TypeError:
+                size = -1
+            if size < 0:
+                self.fail(f"{name} a size ≥ 0", repr(value))
+            self.sizes[name] = size
         for name, view in views.items():
             if not self.declaration.inputs[name].broadcast:
                 self.match(name, view)
@@ -146,9 +151,16 @@ class Binder:
                 pack = inputs[name].dims[0][1:]
                 known = self.packs.get(pack, ())
                 try:
-                    self.packs[pack] = _broadcast_shapes(known, view.shape)
+                    wide = _broadcast_shapes(known, view.shape)
                 except ValueError:
                     self.fail("shapes that broadcast", f"{list(known)} and {list(view.shape)}")
+                fixed = self.owner.get(f"*{pack}")
+                if fixed is not None and wide != known:
+                    self.fail(
+                        f"{name} broadcastable to {list(known)}, the shape of {fixed}",
+                        f"{list(view.shape)}",
+                    )
+                self.packs[pack] = wide
         expanded = {}
         for name, view in views.items():
             if not inputs[name].broadcast:

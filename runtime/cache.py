@@ -208,8 +208,10 @@ def _verified(folder: Path, key: str) -> Entry | None:
             if hashlib.sha256((folder / name).read_bytes()).hexdigest() != hashes[name]:
                 entry = None
                 break
-    except OSError:
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
         entry = None
+    except OSError:  # too many open files, say: a miss now, and perhaps sound
+        return None
     if entry is None:
         _discard(folder.parent.parent, folder, inode)
     return entry

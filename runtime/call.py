@@ -77,12 +77,12 @@ class Caller:
         if out is None:
             outs: tuple[Any, ...] = ()
             out_kinds: tuple[Kind, ...] = ()
-            key: Any = (*layouts, settings)
+            key: Any = (*layouts, settings, tuple(map(type, settings)))
         else:
             outs = out if isinstance(out, tuple) else (out,)
             out_kinds = tuple([kind_of(o, "out") for o in outs])
             places = [k.layout(o) for k, o in zip(out_kinds, outs)]  # noqa: B905
-            key = (*layouts, settings, *places)
+            key = (*layouts, settings, tuple(map(type, settings)), *places)
         try:
             plan = self.plans.get(key)
         except TypeError:  # a setting that cannot be hashed; the checks will say what is wrong
@@ -134,6 +134,7 @@ class Caller:
         for kind, given, target in zip(out_kinds, outs, targets, strict=True):
             if target is not given:
                 kind.assign(given, target)
+            kind.wrote(given)
         made = [*outs, *more]
         return made[0] if len(made) == 1 else self.named(plan, made)
 
@@ -151,7 +152,8 @@ def _start(plan: CallPlan, addresses: list[int]) -> None:
         packed += scratch.ctypes.data.to_bytes(8, "little")
     status = plan.launch(packed, plan.threads)  # type: ignore[misc]
     if status != 0:
-        raise LaunchError(f"the kernel of {plan.name} failed with status {status}")
+        why = plan.last_error() or f"status {status}"
+        raise LaunchError(f"the kernel of {plan.name} failed: {why}")
 
 
 def _overlaps(out: Any, kind: Kind, arrays: tuple[Any, ...], kinds: list[Kind | None]) -> bool:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from ..dsl.declare import Declaration
 from ..dsl.errors import DeviceError
 from ..dsl.host import compiled, evaluate, identifier
@@ -34,7 +36,7 @@ class CallPlan:
 
     `head` and `tail` are the packed arguments before and after the pointers of `inputs` (positions
     among the array arguments) and of the results; `results` are (name, shape, native dtype).
-    `launch` is None where there is nothing to compute.
+    `launch` is None where there is nothing to compute; `last_error` tells why one failed.
     """
 
     name: str
@@ -48,6 +50,7 @@ class CallPlan:
     workspace: int
     threads: int
     index_checks: tuple[tuple[int, str, int], ...]
+    last_error: Callable[[], str]
 
 
 def make_plan(declaration: Declaration, args: Arguments) -> CallPlan:
@@ -64,12 +67,14 @@ def make_plan(declaration: Declaration, args: Arguments) -> CallPlan:
         (arrays.index(t.name), t.name, int(evaluate(below, sizes)))
         for t, below in bound.graph.index_checks
     )
-    kind = next(k for k in args.kinds if k is not None)
-    results = tuple((n, shape, kind.native(dtype)) for n, shape, dtype in bound.results)
+    kind, like = next((k, a) for k, a in zip(args.kinds, args.arrays, strict=True) if k is not None)
+    results = tuple((n, shape, kind.native(dtype, like)) for n, shape, dtype in bound.results)
     if all(elements(shape) == 0 for _, shape, _ in bound.results):
         nothing = struct.Struct("").pack
-        return CallPlan(declaration.name, None, b"", nothing, b"", (), kind, results, 0, 1, checks)
-    ready = executable(bound.graph, bound.unit)
+        return CallPlan(
+            declaration.name, None, b"", nothing, b"", (), kind, results, 0, 1, checks, str
+        )
+    ready = executable(bound.graph, bound.unit, kind.device(like).target)
     head, tail = pack(ready.plan, bound, numbers)
     workspace = int(compiled(ready.plan.workspace)(sizes))
     check_budget(workspace, budget(), declaration.name)
@@ -78,22 +83,40 @@ def make_plan(declaration: Declaration, args: Arguments) -> CallPlan:
     return CallPlan(
         declaration.name, ready.launch, head, pointers.pack, tail,
         tuple(arrays.index(n) for n in names), kind, results, workspace, threads, checks,
+        ready.last_error,
     )  # fmt: skip
 
 
 def _check_place(declaration: Declaration, args: Arguments) -> None:
-    """All tensors on one device and one queue; results writeable."""
+    """All tensors on one device and one queue; results writeable and apart from each other.
+
+    Plain host arrays have no queue: they go with any of the host's.
+    """
     pairs = [(k, a) for k, a in zip(args.kinds, args.arrays, strict=True) if k is not None]
     pairs += list(zip(args.out_kinds, args.outs, strict=True))
-    places = {(str(k.device(a)), k.queue(a)) for k, a in pairs}
-    devices = sorted({device for device, _ in places})
+    devices = sorted({str(k.device(a)) for k, a in pairs})
     if len(devices) > 1:
         raise DeviceError(f"needs all tensors on one device, got {' and '.join(devices)}")
-    if len(places) > 1:
-        raise DeviceError(f"needs all tensors on one queue, got {len(places)} of {devices[0]}")
+    queues = {q for q in (k.queue(a) for k, a in pairs) if q is not None}
+    if len(queues) > 1:
+        raise DeviceError(f"needs all tensors on one queue, got {len(queues)} of {devices[0]}")
+    spans = []
     for kind, array in zip(args.out_kinds, args.outs, strict=True):
         if not kind.writeable(array):
-            raise declaration.error("needs a writeable out, got a read-only array")
+            raise declaration.error(
+                "needs a writeable out, got a read-only array or one that requires grad"
+            )
+        strides = kind.strides(array)
+        if strides is None or any(
+            s == 0 and n > 1 for s, n in zip(strides, array.shape, strict=True)
+        ):
+            raise declaration.error(
+                f"needs an out whose elements lie apart at whole steps, got strides {strides}"
+            )
+        spans.append(kind.bounds(array))
+    for i, (low, high) in enumerate(spans):
+        if any(start < high and low < end for start, end in spans[i + 1 :]):
+            raise declaration.error("needs results that do not overlap in out, got two that do")
 
 
 def _view(declaration: Declaration, name: str, kind: Kind, array: Any) -> View:
@@ -142,11 +165,17 @@ def _number(declaration: Declaration, name: str, value: Any) -> int | float:
     except (TypeError, ValueError, RuntimeError):
         plain = value
     if isinstance(plain, int) and not isinstance(plain, bool):
-        return plain if integer else float(plain)
+        return plain if integer else _as_f32(float(plain))
     if isinstance(plain, float) and not integer:
-        return plain
+        return _as_f32(plain)
     wanted = "an integer" if integer else "a number"
     raise declaration.error(f"{declaration.name} needs {name} {wanted}, got {value!r}")
+
+
+def _as_f32(value: float) -> float:
+    """The number as the kernel will see it, so that contract checks see the same."""
+    with np.errstate(over="ignore", under="ignore"):
+        return float(np.float32(value))
 
 
 def pack(plan: LaunchPlan, bound: Bound, numbers: dict[str, int | float]) -> tuple[bytes, bytes]:
@@ -167,10 +196,7 @@ def _scalar(value: int | float, dtype: str) -> bytes:
     """A scalar's slot: an int64, or the bits of a float32 and four zero bytes."""
     if dtype != "float32":
         return struct.pack("<q", int(value))
-    import numpy as np
-
-    with np.errstate(over="ignore"):  # past the range is infinity, which struct refuses
-        return np.float32(value).tobytes() + b"\0\0\0\0"
+    return np.float32(value).tobytes() + b"\0\0\0\0"
 
 
 def check_indices(declaration: Declaration, name: str, kind: Kind, array: Any, below: int) -> None:

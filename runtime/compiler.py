@@ -15,6 +15,7 @@ from ..dsl.graph import Graph
 from ..dsl.identity import describe
 from .cache import DiskCache
 from .driver import Artifact
+from .locks import fork_safe_lock
 from .plan import LaunchPlan
 from .targets import parse
 from .tvm_import import PINS
@@ -22,10 +23,14 @@ from .tvm_import import PINS
 
 @dataclass(frozen=True)
 class Executable:
-    """A loaded kernel: `launch(packed arguments, thread cap)` returns 0 on success."""
+    """A loaded kernel: `launch(packed arguments, thread cap)` returns 0 on success.
+
+    `last_error` tells what the calling thread's last failing kernel said.
+    """
 
     plan: LaunchPlan
     launch: Callable[[bytes, int], int]
+    last_error: Callable[[], str]
 
 
 @lru_cache(maxsize=1)
@@ -41,7 +46,7 @@ def fingerprint() -> str:
     return digest.hexdigest()
 
 
-_LOCK = threading.Lock()
+_LOCK = fork_safe_lock()
 _DISK: DiskCache | None = None
 
 
@@ -64,31 +69,48 @@ def key_of(graph: Graph, unit: frozenset[str], target: str) -> str:
 def executable(graph: Graph, unit: frozenset[str], target: str = "llvm") -> Executable:
     """The kernel for a graph whose tensors in `unit` have a last stride of 1.
 
-    From the disk cache if it is there and sound, else compiled and stored. Raises CompileError.
+    From memory, else from the disk cache if it is there and sound, else compiled and stored.
+    Raises CompileError.
     """
-    kind, _ = parse(target)
-    driver, cache = kind.driver(), disk_cache()
+    front = (id(graph), unit, target)
+    known = _BY_GRAPH.get(front)
+    if known is not None and known[0] is graph:
+        return known[1]
     key = key_of(graph, unit, target)
-    stored = _stored(key, cache, driver)
-    if stored is not None:
-        return stored
-    with _compiling(key):
-        stored = _stored(key, cache, driver)
-        if stored is not None:
-            return stored
-        artifact = build(graph, unit, target, f"rudnn_{graph.name}_{key[:8]}")
-        manifest = {"plan": artifact.plan.to_json(), "binary": artifact.binary,
-                    "op": graph.name, "target": target}  # fmt: skip
-        for attempt in range(2):
-            entry = cache.put(key, manifest, artifact.files)
-            try:
-                launch = driver.load(entry.file(artifact.binary), artifact.plan, cache)
-                return Executable(artifact.plan, launch)
-            except LoadError:  # another process may clear the cache between the two steps
-                cache.remove(key)
-                if attempt:
-                    raise
-        raise AssertionError
+    ready = _LOADED.get(key)
+    if ready is None:
+        with _compiling(key):
+            ready = _LOADED.get(key) or _stored(key, target) or _compile(key, graph, unit, target)
+            _LOADED[key] = ready
+            _IN_PROGRESS.pop(key, None)
+    _BY_GRAPH[front] = (graph, ready)
+    return ready
+
+
+def _compile(key: str, graph: Graph, unit: frozenset[str], target: str) -> Executable:
+    """Build a kernel, store it and load it."""
+    cache = disk_cache()
+    artifact = build(graph, unit, target, f"rudnn_{graph.name}_{key[:8]}")
+    manifest = {
+        "plan": artifact.plan.to_json(),
+        "binary": artifact.binary,
+        "op": graph.name,
+        "target": target,
+    }
+    for attempt in range(2):
+        entry = cache.put(key, manifest, artifact.files)
+        try:
+            return _load(entry.file(artifact.binary), artifact.plan, target)
+        except LoadError:  # another process may clear the cache between the two steps
+            cache.remove(key)
+            if attempt:
+                raise
+    raise AssertionError
+
+
+def _load(binary: Path, plan: LaunchPlan, target: str) -> Executable:
+    driver = parse(target)[0].driver()
+    return Executable(plan, driver.load(binary, plan, disk_cache()), driver.last_error)
 
 
 def build(graph: Graph, unit: frozenset[str], target: str, entry: str) -> Artifact:
@@ -107,18 +129,27 @@ def schedule(graph: Graph, unit: frozenset[str], target: str) -> Any:
     return build_program(graph, kind.rules(), kind.capability(arch), unit)
 
 
-def _stored(key: str, cache: DiskCache, driver: Any) -> Executable | None:
+def _stored(key: str, target: str) -> Executable | None:
+    """The kernel from the disk cache; what is foreign or does not load is removed."""
+    cache = disk_cache()
     entry = cache.get(key)
     if entry is None:
         return None
     try:
         plan = LaunchPlan.from_json(entry.manifest["plan"])
-        return Executable(plan, driver.load(entry.file(entry.manifest["binary"]), plan, cache))
-    except (KeyError, TypeError, ValueError):  # foreign content, or LoadError: a miss
+        binary = entry.file(entry.manifest["binary"])
+    except (KeyError, TypeError, ValueError):
+        cache.remove(key)
+        return None
+    try:
+        return _load(binary, plan, target)
+    except LoadError:
         cache.remove(key)
         return None
 
 
+_LOADED: dict[str, Executable] = {}
+_BY_GRAPH: dict[tuple[int, frozenset[str], str], tuple[Graph, Executable]] = {}
 _IN_PROGRESS: dict[str, threading.Lock] = {}
 
 
@@ -128,17 +159,11 @@ def _compiling(key: str) -> threading.Lock:
         return _IN_PROGRESS.setdefault(key, threading.Lock())
 
 
-def _after_fork() -> None:
-    global _LOCK
-    _LOCK = threading.Lock()
-    _IN_PROGRESS.clear()
-
-
 def _register_fork() -> None:
     import os
 
     if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=_after_fork)
+        os.register_at_fork(after_in_child=_IN_PROGRESS.clear)
 
 
 _register_fork()

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from ..dsl.errors import DeviceError
+from .locks import fork_safe_lock
 
 if TYPE_CHECKING:
     from ..schedules.capability import Capability
@@ -17,7 +18,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MemoryUsage:
-    """Bytes: held by live `Tensor`s, and by workspaces and kernel scratch memory."""
+    """Bytes: held by live `Tensor`s, and by workspaces and kernel scratch memory.
+
+    `peak_workspace` is the sum of the greatest of each of the latter two.
+    """
 
     tensors: int
     workspace: int
@@ -100,7 +104,7 @@ class Queue:
 
 _CURRENT = threading.local()
 _DEFAULTS: dict[int, Queue] = {}
-_LOCK = threading.Lock()
+_LOCK = fork_safe_lock()
 
 
 def _default_queue(device: Device) -> Queue:

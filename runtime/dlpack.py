@@ -99,7 +99,9 @@ def export(array: np.ndarray[Any, Any], dtype: DType) -> Any:
     return _capsule_new(address, _FRESH, ctypes.cast(_destroy, ctypes.c_void_p))
 
 
-def _dtype(code: int, bits: int) -> DType:
+def _dtype(code: int, bits: int, lanes: int) -> DType:
+    if lanes != 1:
+        raise OperatorError(f"needs DLPack elements of one lane, got {lanes}")
     kinds = {v: k for k, v in _CODES.items()} | {_BFLOAT: "float"}
     for candidate in BY_NAME.values():
         same = candidate.kind == kinds.get(code) and candidate.bits == bits
@@ -119,9 +121,10 @@ def consume(source: Any) -> tuple[np.ndarray[Any, Any], DType]:
     capsule = source.__dlpack__()
     address = _capsule_pointer(capsule, _FRESH)
     managed = _Managed.from_address(address)
-    _capsule_rename(capsule, _USED)
     tensor = managed.tensor
-    dtype = _dtype(tensor.dtype.code, tensor.dtype.bits)
+    # Before the capsule is ours: a refused one is still its maker's to free.
+    dtype = _dtype(tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes)
+    _capsule_rename(capsule, _USED)
     shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
     steps: tuple[int, ...] | None = None
     if tensor.strides:

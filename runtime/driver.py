@@ -81,11 +81,11 @@ class Driver(Protocol):
     def load(self, binary: Path, plan: LaunchPlan, cache: DiskCache) -> Callable[[bytes, int], int]:
         """A function of the packed arguments and a cap on host threads (0: none); 0 is success."""
 
-    def allocate(self, nbytes: int, queue: Queue) -> Any:
-        """Device memory. Raises WorkspaceError when there is none."""
+    def last_error(self) -> str:
+        """What the calling thread's last failing kernel said, or ""."""
 
-    def copy(self, source: Any, target: Any, nbytes: int, queue: Queue) -> None:
-        """Copy bytes between host and device buffers."""
+    def poison(self, on: bool) -> None:
+        """Fill scratch memory with NaN before each use (for tests)."""
 
     def synchronize(self, queue: Queue) -> None:
         """Wait for a queue; raises LaunchError with the kernel's name."""

@@ -13,8 +13,10 @@ from ..dsl.errors import OperatorError
 from . import dlpack
 from .arrays import NUMPY, Layout, register
 from .device import Device, Queue, current_queue, host
+from .locks import fork_safe_lock
 
 _LIVE = 0
+_LOCK = fork_safe_lock()
 
 
 class Tensor:
@@ -69,9 +71,11 @@ class Tensor:
         """A view with dims in another order."""
         return Tensor(self._array.transpose(*axes), self.dtype, self.queue)
 
-    def __dlpack__(self, *, stream: Any = None, **_: Any) -> Any:
+    def __dlpack__(self, *, stream: Any = None, copy: bool | None = None, **_: Any) -> Any:
+        """A DLPack capsule sharing the memory, or over a copy. Raises BufferError if read-only."""
         self.queue.synchronize()
-        return dlpack.export(self._array, self.dtype)
+        array = self._array.copy() if copy else self._array
+        return dlpack.export(array, self.dtype)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return (dlpack.CPU, 0)
@@ -83,13 +87,15 @@ class Tensor:
 def _count(tensor: Tensor, nbytes: int) -> None:
     global _LIVE
     if tensor._array.base is None:  # views hold no memory of their own
-        _LIVE += nbytes
+        with _LOCK:
+            _LIVE += nbytes
         weakref.finalize(tensor, _uncount, nbytes)
 
 
 def _uncount(nbytes: int) -> None:
     global _LIVE
-    _LIVE -= nbytes
+    with _LOCK:
+        _LIVE -= nbytes
 
 
 def live_bytes() -> int:
@@ -149,11 +155,14 @@ class _TensorKind:
     def pointer(self, x: Any) -> int:
         return NUMPY.pointer(x._array)
 
-    def native(self, dtype: DType) -> Any:
-        return dtype
+    def native(self, dtype: DType, like: Any) -> Any:
+        return dtype, like.queue
 
     def empty(self, shape: Sequence[int], native: Any) -> Any:
-        return empty(shape, native)
+        return empty(shape, *native)
+
+    def wrote(self, x: Any) -> None:
+        pass
 
     def similar(self, x: Any) -> Any:
         return Tensor(NUMPY.similar(x._array), x.dtype, x.queue)

@@ -20,7 +20,8 @@ class Capability:
     """A device as schedules see it.
 
     `model` is "cores" (few threads, wide vectors, caches) or "grid" (blocks of many threads,
-    shared memory). Sizes are bytes; widths of vectors are bits.
+    shared memory). Sizes are bytes; widths of vectors are bits. `vector_ldexp`: one instruction
+    multiplies a vector by powers of two, denormal results included.
     """
 
     model: str
@@ -36,6 +37,7 @@ class Capability:
     matrix: tuple[MatrixUnit, ...] = ()
     atomics: tuple[tuple[str, str], ...] = ()
     storage_16bit: bool = True
+    vector_ldexp: bool = False
 
     @property
     def panel_width(self) -> int:

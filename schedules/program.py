@@ -47,7 +47,7 @@ def build(graph: Graph, rules: Sequence[Rule], caps: Capability, unit: frozenset
     """
     from tvm import tirx
 
-    from .vector_math import FUNCTIONS
+    from .vector_math import functions
 
     graph = canonicalise(graph)
     dims = {d.name: tirx.Var(identifier(d.name), "int64") for d in graph.dims}
@@ -63,7 +63,7 @@ def build(graph: Graph, rules: Sequence[Rule], caps: Capability, unit: frozenset
     for group in groups:
         rule = choose(rules, group, caps)
         config = rule.default(group, caps)
-        emitter = Emitter(group, Lowering(dims, scalars, FUNCTIONS), strides_of)
+        emitter = Emitter(group, Lowering(dims, scalars, functions(caps.vector_ldexp)), strides_of)
         schedule = rule.lower(emitter, group, caps, config)
         kernels.append(emitter.kernel(schedule, rule.name, config))
     workspace = plan(groups, graph.outputs, [k.scratch for k in kernels])

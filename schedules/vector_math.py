@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ..dsl.lower import Lets
@@ -111,8 +112,16 @@ _EXP_LOW = -131.7
 _EXP_HIGH = 89.0
 
 
-def _exp_clamped(lets: Lets, x: tvm.ir.Expr) -> tvm.ir.Expr:
-    """exp of a variable within [_EXP_LOW, _EXP_HIGH], or NaN."""
+def _exp_clamped(lets: Lets, x: tvm.ir.Expr, ldexp: bool) -> tvm.ir.Expr:
+    """exp of a variable within [_EXP_LOW, _EXP_HIGH], or NaN; `ldexp`: see `functions`."""
+    if ldexp:
+        from tvm import tirx
+
+        sum_ = lets("sum", x * _f32(1.0 / _LN2) + _f32(_ROUNDER))
+        n = lets("n", sum_ - _f32(_ROUNDER))
+        r = lets("r", n * _f32(-_LN2_LOW) + (n * _f32(-_LN2_HIGH) + x))
+        power = tirx.Cast("int32", n)
+        return tirx.call_llvm_pure_intrin("float32", "llvm.ldexp", _polynomial(r, _EXP), power)
     # exp(x) = 2**n * exp(r), n = round(x / ln 2). One float cannot hold every 2**n that occurs
     # (n is -150 .. 128), so it is 2**(n - 1) * 2, or near underflow 2**(n + 63) * 2**-63.
     tiny = x < _f32(_EXP_TINY)
@@ -126,7 +135,7 @@ def _exp_clamped(lets: Lets, x: tvm.ir.Expr) -> tvm.ir.Expr:
     return _polynomial(r, _EXP) * scale * rest
 
 
-def exp(x: tvm.ir.Expr) -> tvm.ir.Expr:
+def exp(x: tvm.ir.Expr, ldexp: bool = False) -> tvm.ir.Expr:
     """e**x, float32. At most 0.90 ulp off, denormal results included.
 
     exp(-inf) = 0, exp(inf) = inf; over 88.72 gives inf, under -103.98 gives 0.
@@ -134,10 +143,10 @@ def exp(x: tvm.ir.Expr) -> tvm.ir.Expr:
     lets = Lets()
     x = lets("x", x)
     x = lets("x_clamped", _at_most(lets("x_low", _at_least(x, _EXP_LOW)), _EXP_HIGH))
-    return lets.close(_exp_clamped(lets, x))
+    return lets.close(_exp_clamped(lets, x, ldexp))
 
 
-def sigmoid(x: tvm.ir.Expr) -> tvm.ir.Expr:
+def sigmoid(x: tvm.ir.Expr, ldexp: bool = False) -> tvm.ir.Expr:
     """1 / (1 + e**-x), float32. At most 1.65 ulp off, denormal results included.
 
     sigmoid(-inf) = 0, sigmoid(inf) = 1.
@@ -148,7 +157,7 @@ def sigmoid(x: tvm.ir.Expr) -> tvm.ir.Expr:
     # otherwise; both are y - y * (e / (1 + e)), y = e or 1, whose correction term is small where
     # the roundings of the quotient would weigh most.
     minus_abs = lets("minus_abs", _float(_bits(x) | _i32(_SIGN_BIT)))
-    e = lets("e", _exp_clamped(lets, lets("x_low", _at_least(minus_abs, _EXP_LOW))))
+    e = lets("e", _exp_clamped(lets, lets("x_low", _at_least(minus_abs, _EXP_LOW)), ldexp))
     y = lets("y", _select(x < _f32(0.0), e, _f32(1.0)))
     return lets.close(y - y * (e / (e + _f32(1.0))))
 
@@ -259,3 +268,13 @@ FUNCTIONS: dict[str, Callable[[tvm.ir.Expr], tvm.ir.Expr]] = {
     "erf": erf,
     "sigmoid": sigmoid,
 }
+
+
+def functions(ldexp: bool) -> dict[str, Callable[[tvm.ir.Expr], tvm.ir.Expr]]:
+    """The table for a device; `ldexp`: it scales vectors by powers of two in one instruction.
+
+    Elsewhere LLVM would call libm for that, one lane at a time.
+    """
+    if not ldexp:
+        return FUNCTIONS
+    return FUNCTIONS | {"exp": partial(exp, ldexp=True), "sigmoid": partial(sigmoid, ldexp=True)}

@@ -17,8 +17,14 @@ import torch
 
 import rudnn
 from rudnn import dsl
-from rudnn.errors import DeviceError, NormalizationError, OperatorError, WorkspaceError
-from rudnn.runtime import workspace
+from rudnn.errors import (
+    DeviceError,
+    NormalizationError,
+    OperatorError,
+    RudnnError,
+    WorkspaceError,
+)
+from rudnn.runtime import compiler, workspace
 
 softmax = rudnn.normalization.softmax_last_axis
 
@@ -318,24 +324,99 @@ def test_gradients_of_what_has_no_backward_are_refused() -> None:
         assert rudnn.nn.top_k(x, 2).values.shape == (4, 2)
 
 
+@dsl.op(out=dsl.Out("N", dtype=dsl.bf16), example={"N": 64}, name="to_bf16")
+def to_bf16(x: Any = dsl.In("N", dtype=dsl.f32)) -> Any:
+    """x rounded to bf16."""
+    n = dsl.axes("N")
+    return x[n]
+
+
 def test_bf16_rounds_to_nearest_even_and_keeps_nan() -> None:
     bits = np.arange(1 << 16, dtype=np.uint32) << 16
     near = np.concatenate([bits + d for d in (0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF)])
-    x = near.view(np.float32).astype(np.float32)
-    one = np.ones(1, ml_dtypes.bfloat16)
-    wide = rudnn.nn.mul(x.astype(ml_dtypes.bfloat16), one)
-    np.testing.assert_array_equal(
-        wide.view(np.uint16) & 0x7FFF, x.astype(ml_dtypes.bfloat16).view(np.uint16) & 0x7FFF
-    )
+    x = near.view(np.float32)
+    with np.errstate(invalid="ignore"):
+        want = x.astype(ml_dtypes.bfloat16)
+    got = to_bf16(x)
+    nan = np.isnan(x)
+    assert np.isnan(got[nan].astype(np.float32)).all()
+    np.testing.assert_array_equal(got[~nan].view(np.uint16), want[~nan].view(np.uint16))
 
 
-def test_one_thread_waits_while_another_compiles() -> None:
+def test_one_thread_waits_while_another_compiles(monkeypatch) -> None:
+    built = []
+    build = compiler.build
+    monkeypatch.setattr(compiler, "build", lambda *a: built.append(a) or build(*a))
     x = np.random.default_rng(6).standard_normal((2, 173), np.float32)
     results: list[np.ndarray] = []
+    compiler.disk_cache().clear()
     threads = [threading.Thread(target=lambda: results.append(softmax(x))) for _ in range(4)]
     [t.start() for t in threads]
     [t.join(60) for t in threads]
     assert len(results) == 4 and all(np.array_equal(r, results[0]) for r in results)
+    assert len(built) == 1
+
+
+def test_kernels_stay_in_memory_when_the_disk_cache_is_cleared(monkeypatch) -> None:
+    x = np.random.default_rng(8).standard_normal((3, 29), np.float32)
+    want = softmax(x)
+    compiler.disk_cache().clear()
+    monkeypatch.setattr(compiler, "build", lambda *a: pytest.fail("compiled again"))
+    np.testing.assert_array_equal(softmax(np.tile(x, (2, 1)))[:3], want)
+
+
+def test_gradient_narrower_than_the_broadcast_is_refused() -> None:
+    """grad [1, 4] beside a [3, 4] was read as 12 elements."""
+    grad, a = np.ones((1, 4), np.float32), np.ones((3, 4), np.float32)
+    for short in (grad, grad[0]):
+        with pytest.raises(RudnnError, match="broadcastable"):
+            rudnn.nn.mul_backward(short, a, a)
+
+
+def test_contracts_see_numbers_as_the_kernel_does() -> None:
+    x, g = np.ones((2, 4), np.float32), np.ones(4, np.float32)
+    with pytest.raises(NormalizationError, match="epsilon"):
+        rudnn.normalization.rms_norm(x, g, epsilon=1e-60)
+    q = np.ones((1, 1, 2, 4), np.float32)
+    with pytest.raises(RudnnError, match="scale finite"):
+        options = rudnn.attention.AttentionOptions(scale=1e39)
+        rudnn.attention.attention(q, q, q, options=options)
+
+
+def test_results_are_on_the_queue_of_the_inputs() -> None:
+    with rudnn.Queue(rudnn.device()) as queue:
+        a = rudnn.tensor(np.ones((2, 3), np.float32))
+    b = rudnn.nn.add(a, a)
+    assert b.queue is queue
+    rudnn.nn.add(a, b)
+
+
+def test_out_that_cannot_hold_results_is_refused() -> None:
+    x = np.ones((3, 4), np.float32)
+    same = np.lib.stride_tricks.as_strided(np.zeros(4, np.float32), (3, 4), (0, 4))
+    records = np.zeros((3, 4), np.dtype([("tag", "u1"), ("value", "f4")]))["value"]
+    grad = torch.zeros(3, 4, requires_grad=True)
+    for out in (same, records, torch.zeros(1, 4).expand(3, 4), grad):
+        with pytest.raises(RudnnError, match="out"):
+            softmax(x, out=out)
+
+
+def test_writing_into_a_tensor_that_autograd_saved_is_noticed() -> None:
+    a = torch.ones(2, 3, requires_grad=True)
+    saved = torch.ones(2, 3)
+    y = (a * saved).sum()
+    rudnn.nn.add(torch.ones(2, 3), torch.ones(2, 3), out=saved)
+    with pytest.raises(RuntimeError, match="modified"):
+        y.backward()
+
+
+def test_settings_are_told_apart_by_type() -> None:
+    x = np.arange(12, dtype=np.float32).reshape(2, 6)
+    assert rudnn.nn.top_k(x, np.int64(2)).values.shape == (2, 2)
+    rudnn.nn.top_k(x, 1)
+    for k in (True, 1.0):
+        with pytest.raises(OperatorError, match="size"):
+            rudnn.nn.top_k(x, k)
 
 
 def test_interrupted_call_leaves_the_process_usable() -> None:

@@ -74,10 +74,13 @@ def capability(arch: str) -> Capability:
         if arch not in BASELINES:
             raise TargetError(f"needs llvm or llvm: and one of {', '.join(BASELINES)}, got {arch}")
         _, _, bits, registers = BASELINES[arch]
-        return Capability("cores", vector_bits=bits, vector_registers=registers, cores=2)
+        return Capability(
+            "cores", vector_bits=bits, vector_registers=registers, cores=2, vector_ldexp=bits == 512
+        )
     bits, registers = _host_vectors()
     return Capability(
         "cores", vector_bits=bits, vector_registers=registers, cores=cores(),
+        vector_ldexp=bits == 512,  # AVX-512's vscalefps
         l1_bytes=_cache_bytes(1, 32 * 1024), l2_bytes=_cache_bytes(2, 512 * 1024),
     )  # fmt: skip
 

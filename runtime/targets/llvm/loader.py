@@ -19,6 +19,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import tempfile
 import threading
 import uuid
 from collections import deque
@@ -197,12 +198,10 @@ def _load_text(path: Path, entry: str, hooks: dict[str, int], native: bool) -> K
     ours = hooks if native else {_LAUNCH: hooks[_LAUNCH]}
     names = [entry, *(name for name in ours if re.search(rf"^@{name} =", text, re.MULTILINE))]
     pointers = ", ".join(f"ptr @{name}" for name in names)
-    whole = path.with_name(f".{uuid.uuid4().hex}.ll")
-    try:
+    with tempfile.TemporaryDirectory(prefix="rudnn-") as folder:
+        whole = Path(folder, "kernel.ll")
         whole.write_text(text + _TABLE.format(count=len(names), pointers=pointers))
         module = tvm.get_global_func("ffi.Module.load_from_file.ll")(str(whole), "ll")
-    finally:
-        whole.unlink(missing_ok=True)
     # looking a function up compiles the module and points the variables at TVM's runtime: undo that
     table = (ctypes.c_void_p * len(names)).from_address(module["rudnn_table"]())
     for name, variable in zip(names[1:], table[1:], strict=True):

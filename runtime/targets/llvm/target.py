@@ -87,13 +87,11 @@ class HostDriver:
     def load(self, binary: Path, plan: LaunchPlan, cache: DiskCache) -> Callable[[bytes, int], int]:
         return loader.runtime(cache).caller(loader.load(binary, plan.entry, cache))
 
-    def allocate(self, nbytes: int, queue: Queue) -> Any:
-        import numpy as np
+    def last_error(self) -> str:
+        return loader.runtime().last_error()
 
-        return np.empty(nbytes, np.uint8)
-
-    def copy(self, source: Any, target: Any, nbytes: int, queue: Queue) -> None:
-        target[:nbytes] = source[:nbytes]
+    def poison(self, on: bool) -> None:
+        loader.runtime().poison(on)
 
     def synchronize(self, queue: Queue) -> None:
         """Calls return when their work is done."""
@@ -103,9 +101,8 @@ class HostDriver:
         from ...workspace import arena_bytes
 
         scratch = loader.runtime().memory()
-        return MemoryUsage(
-            live_bytes(), scratch["reserved"] + arena_bytes(), scratch["peak"] + arena_bytes()
-        )
+        now, peak = arena_bytes()
+        return MemoryUsage(live_bytes(), scratch["reserved"] + now, scratch["peak"] + peak)
 
 
 @lru_cache(maxsize=1)

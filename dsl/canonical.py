@@ -11,7 +11,7 @@ from dataclasses import replace
 from .dtypes import bool_, i32, i64
 from .expr import Binary, Cast, Const, Expr, Read, Select, Stage, Tensor, Unary, free_axes, rebuild
 from .forms import Reduce
-from .graph import Graph
+from .graph import Graph, Names
 
 _FAR = 2**62
 
@@ -20,13 +20,18 @@ def canonicalise(graph: Graph) -> Graph:
     """The graph with `argmax`, `any` and NaN-carrying extrema rewritten."""
     stages: list[Stage] = []
     replaced: dict[int, Tensor] = {}
+    # One memo for all stages: what two of them share stays shared, and partition looks for that.
+    memo: dict[int, Expr] = {}
+    tensors: tuple[Tensor, ...] = (*graph.inputs, *graph.stages)
+    numbers = [*(s.name for s in graph.scalars), *(d.name for d in graph.dims)]
+    names = Names([*(t.name for t in tensors), *numbers])
     for stage in graph.stages:
-        expr = _retarget(stage.expr, replaced, {})
+        expr = _retarget(stage.expr, replaced, memo)
         body = expr
         if isinstance(expr, Reduce) and (
             expr.op in ("argmax", "any") or (expr.op in ("max", "min") and _carries(expr))
         ):
-            helpers, body = _expand(stage, expr)
+            helpers, body = _expand(stage, expr, names)
             stages += helpers
         if body is stage.expr:
             stages.append(stage)
@@ -54,23 +59,26 @@ def _retarget(node: Expr, replaced: dict[int, Tensor], memo: dict[int, Expr]) ->
     return result
 
 
-def _stage(base: Stage, suffix: str, node: Reduce) -> tuple[Stage, Read]:
+def _stage(base: Stage, suffix: str, node: Reduce, names: Names) -> tuple[Stage, Read]:
     axes = tuple(a for a in base.axes if a in free_axes(node))
     shape = tuple(a.extent for a in axes)
-    stage = Stage(f"{base.name}_{suffix}", shape, node.dtype, axes=axes, expr=node)
+    name = names.fresh(f"{base.name}_{suffix}")
+    stage = Stage(name, shape, node.dtype, axes=axes, expr=node)
     return stage, Read(stage, axes, None, stage.dtype)
 
 
-def _flag(base: Stage, node: Reduce, condition: Expr, suffix: str) -> tuple[Stage, Expr]:
+def _flag(
+    base: Stage, node: Reduce, condition: Expr, suffix: str, names: Names
+) -> tuple[Stage, Expr]:
     """A stage that counts whether `condition` holds anywhere, and its test."""
     marks = Reduce("max", Cast(condition, i32), node.over, node.where, "ignore", i32)
-    stage, read = _stage(base, suffix, marks)
+    stage, read = _stage(base, suffix, marks, names)
     return stage, Binary("gt", read, Const(0, i32), bool_)
 
 
-def _expand(base: Stage, node: Reduce) -> tuple[list[Stage], Expr]:
+def _expand(base: Stage, node: Reduce, names: Names) -> tuple[list[Stage], Expr]:
     if node.op == "any":
-        stage, test = _flag(base, node, node.body, "any")
+        stage, test = _flag(base, node, node.body, "any", names)
         return [stage], test
     op = "max" if node.op == "argmax" else node.op
     best = replace(node, op=op, nan="ignore", dtype=node.body.dtype)
@@ -78,14 +86,14 @@ def _expand(base: Stage, node: Reduce) -> tuple[list[Stage], Expr]:
     nan_here: Expr | None = None
     if node.body.dtype.is_float:
         nan_here = Unary("isnan", node.body, bool_)
-        stage, has_nan = _flag(base, node, nan_here, "nan")
+        stage, has_nan = _flag(base, node, nan_here, "nan", names)
         helpers.append(stage)
-        stage, top = _stage(base, op, best)
+        stage, top = _stage(base, op, best, names)
         helpers.append(stage)
         nan = Const(float("nan"), node.body.dtype)
         value = Select(has_nan, nan, top, node.body.dtype)
     else:
-        stage, top = _stage(base, op, best)
+        stage, top = _stage(base, op, best, names)
         helpers.append(stage)
     if node.op != "argmax":
         assert value is not None
@@ -96,5 +104,5 @@ def _expand(base: Stage, node: Reduce) -> tuple[list[Stage], Expr]:
         hit = Select(has_nan, nan_here, hit, bool_)
     first = Reduce("min", Select(hit, along, Const(_FAR, i64), i64), node.over, node.where,
                    "ignore", i64)  # fmt: skip
-    stage, index = _stage(base, "first", first)
+    stage, index = _stage(base, "first", first, names)
     return [*helpers, stage], index

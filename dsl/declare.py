@@ -15,7 +15,7 @@ from typing import Any
 from .dtypes import FLOATS, DType, f32
 from .errors import DeclarationError, OperatorError, RudnnError
 from .expr import Axis, DimRef, Expr, Input, ScalarRef, Size, Stage, Value, as_expr, free_axes
-from .graph import Graph, Hoister, Requirement
+from .graph import Graph, Hoister, Names, Requirement
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,12 @@ class In:
         object.__setattr__(self, "dtype", dtype)
         object.__setattr__(self, "optional", optional)
         object.__setattr__(self, "broadcast", broadcast)
+
+    def accepts(self, own: tuple[DType, ...]) -> tuple[DType, ...]:
+        """The dtypes allowed here, where the operator's own float type is one of `own`."""
+        if self.dtype is None:
+            return own
+        return self.dtype if isinstance(self.dtype, tuple) else (self.dtype,)
 
 
 @dataclass(frozen=True)
@@ -92,14 +98,6 @@ class Spec:
     ranks: tuple[tuple[str, int], ...] = ()
     static: tuple[tuple[str, int], ...] = ()
     options: tuple[tuple[str, Any], ...] = ()
-
-    def describe(self) -> str:
-        """One canonical line, the same in every process."""
-        parts = [f"{n}:{t.name}" for n, t in self.dtypes]
-        parts += [f"*{n}={r}" for n, r in self.ranks]
-        parts += [f"{n}={s}" for n, s in self.static]
-        parts += [f"{n}={v!r}" for n, v in self.options]
-        return " ".join(parts)
 
 
 @dataclass
@@ -154,6 +152,12 @@ class Declaration:
                 names[key] = None
         return tuple(names)
 
+    def names(self) -> tuple[str, ...]:
+        """Every name that arguments, results and dims have."""
+        dims = (d.lstrip("*") for d in self.dim_names())
+        results = (o.name for o in self.outputs)
+        return (*self.inputs, *self.params, *self.options, *self.extents, *results, *dims)
+
     def trace(self, spec: Spec) -> Graph:
         """The graph for one specialisation (kept)."""
         graph = self._graphs.get(spec)
@@ -192,6 +196,10 @@ def op(
                 )
             table[key] = parameter.default  # type: ignore[index]
         outputs = out if isinstance(out, tuple) else (out,)
+        tensors = [*inputs, *(o.name for o in outputs)]
+        twice = next((n for n in tensors if tensors.count(n) > 1), None)
+        if twice is not None:
+            raise DeclarationError(f"needs a name of its own for each tensor, got {twice} twice")
         return Declaration(
             name or fn.__name__, fn, inputs, params, options, extents, outputs, frozenset(static),
             dict(example), error, dtypes, inspect.getdoc(fn) or "", fn.__module__,
@@ -211,6 +219,7 @@ def set_runner(run: Runner) -> None:
 
 
 def runner() -> Runner:
+    """What calls a declaration. Raises DeclarationError before the runtime is imported."""
     if not _RUNNER:
         raise DeclarationError("needs the runtime to call an operator: import rudnn")
     return _RUNNER[0]
@@ -232,7 +241,7 @@ class _Trace:
         self.static = dict(spec.static)
         self.ranks = dict(spec.ranks)
         self.dims: dict[str, DimRef] = {}
-        self.hoister = Hoister()
+        self.hoister = Hoister(Names(declaration.names()))
         self.requirements: list[Requirement] = []
         self.index_checks: list[tuple[Input, Size]] = []
 
@@ -292,7 +301,7 @@ class _Trace:
             if isinstance(result, Stage):
                 result = result[result.axes]
             axes = self.match(out, as_expr(result, f32))
-            stages.append(self.hoister.define(out.name, axes, as_expr(result, f32), dtype))
+            stages.append(self.hoister.define_output(out.name, axes, as_expr(result, f32), dtype))
         return tuple(stages)
 
     def match(self, out: Out, expr: Expr) -> tuple[Axis, ...]:

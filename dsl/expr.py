@@ -152,13 +152,17 @@ class ScalarRef(Expr):
     dtype: DType = f32
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Tensor:
     """Something that can be read: an input or a stage. `t[i, j]` reads it."""
 
     name: str
     shape: tuple[Size, ...]
     dtype: DType
+
+    def __repr__(self) -> str:
+        # Its expression names other tensors, theirs yet others: the whole would be endless.
+        return f"<{type(self).__name__.lower()} {self.name} {self.dtype}>"
 
     def __getitem__(self, index: Any) -> Read:
         return self.at(*(index if isinstance(index, tuple) else (index,)))
@@ -175,14 +179,14 @@ class Tensor:
         return Read(self, tuple(flat), fill, self.dtype)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Input(Tensor):
     """A tensor argument. `dims` are the declared names, packs expanded."""
 
     dims: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Stage(Tensor):
     """A tensor defined by an expression over `axes`."""
 

@@ -13,17 +13,18 @@ from .expr import (
     Expr,
     Form,
     Read,
+    Select,
     Size,
     Tensor,
     Value,
+    _common,
     as_expr,
+    binary,
     cast,
     free_axes,
     unary,
     widen,
 )
-
-REDUCTIONS = ("sum", "prod", "max", "min", "any", "argmax")
 
 
 @dataclass(frozen=True, eq=False)
@@ -309,63 +310,67 @@ def scatter_add(value: Value, *, at: Mapping[Axis, Value], over: Over) -> Expr:
 
 def where(condition: Value, then: Value, otherwise: Value) -> Expr:
     """`then` where the condition holds, else `otherwise`; the other one has no influence."""
-    from .expr import Select, _common
-
     left, right = _common(then, otherwise)
     return Select(cast(condition, bool_), left, right, left.dtype)
 
 
 def maximum(a: Value, b: Value) -> Expr:
     """The greater; NaN if either is NaN."""
-    from .expr import binary
-
     return binary("max", a, b)
 
 
 def minimum(a: Value, b: Value) -> Expr:
     """The lesser; NaN if either is NaN."""
-    from .expr import binary
-
     return binary("min", a, b)
 
 
 def exp(x: Value) -> Expr:
+    """e to the power x."""
     return unary("exp", x)
 
 
 def log(x: Value) -> Expr:
+    """The natural logarithm; −inf at 0, NaN below."""
     return unary("log", x)
 
 
 def tanh(x: Value) -> Expr:
+    """The hyperbolic tangent."""
     return unary("tanh", x)
 
 
 def erf(x: Value) -> Expr:
+    """The Gauss error function, 2/√π · ∫₀ˣ e^(−t²) dt."""
     return unary("erf", x)
 
 
 def sigmoid(x: Value) -> Expr:
+    """1 / (1 + e^(−x))."""
     return unary("sigmoid", x)
 
 
 def sqrt(x: Value) -> Expr:
+    """The square root; NaN below 0."""
     return unary("sqrt", x)
 
 
 def rsqrt(x: Value) -> Expr:
+    """1 / √x."""
     return unary("rsqrt", x)
 
 
 def abs(x: Value) -> Expr:
+    """The magnitude."""
     return unary("abs", x)
 
 
 def floor(x: Value) -> Expr:
+    """The greatest whole number not above x."""
     return unary("floor", x)
 
 
 def isnan(x: Value) -> Expr:
+    """True for NaN."""
     return unary("isnan", x, bool_)
 
 

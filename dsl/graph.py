@@ -10,9 +10,23 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from .dtypes import DType, i64
-from .expr import Axis, DimRef, Expr, Input, Read, ScalarRef, Size, Stage, Tensor, free_axes, walk
+from .expr import (
+    Axis,
+    DimRef,
+    Expr,
+    Form,
+    Input,
+    Read,
+    ScalarRef,
+    Size,
+    Stage,
+    Tensor,
+    as_expr,
+    free_axes,
+    walk,
+)
 from .expr import rebuild as rebuild_node
-from .forms import Scan
+from .forms import LogSumExp, Scan
 
 
 @dataclass(frozen=True)
@@ -40,9 +54,6 @@ class Graph:
     requirements: tuple[Requirement, ...]
     index_checks: tuple[tuple[Input, Size], ...] = ()
 
-    def intermediates(self) -> tuple[Stage, ...]:
-        return tuple(s for s in self.stages if s not in self.outputs)
-
     def consumers(self, tensor: Tensor) -> tuple[Stage, ...]:
         return tuple(s for s in self.stages if tensor in reads(s.expr))
 
@@ -52,30 +63,57 @@ def reads(node: Expr) -> tuple[Tensor, ...]:
     return tuple(dict.fromkeys(n.tensor for n in walk(node) if isinstance(n, Read)))
 
 
+class Names:
+    """Names that are each given out once: tensors are told apart by name."""
+
+    def __init__(self, taken: Iterable[str] = ()) -> None:
+        self._taken = set(taken)
+        self._counts: dict[str, int] = {}
+
+    def fresh(self, stem: str) -> str:
+        """`stem` if it is free, else `stem_1`, `stem_2`, …."""
+        count = self._counts.get(stem, 0)
+        name = f"{stem}_{count}" if count else stem
+        while name in self._taken:
+            count += 1
+            name = f"{stem}_{count}"
+        self._counts[stem] = count
+        self._taken.add(name)
+        return name
+
+
 @dataclass
 class Hoister:
-    """Turns nested forms into stages; memoised by node identity, so sharing is kept."""
+    """Turns nested forms into stages; memoised by node identity, so sharing is kept.
 
+    `names` holds what the declaration itself has named: no stage but an output gets such a name.
+    """
+
+    names: Names = field(default_factory=Names)
     stages: list[Stage] = field(default_factory=list)
     _done: dict[int, tuple[Expr, Expr]] = field(default_factory=dict)
-    _names: dict[str, int] = field(default_factory=dict)
-
-    def name(self, stem: str) -> str:
-        count = self._names.get(stem, 0)
-        self._names[stem] = count + 1
-        return stem if count == 0 else f"{stem}_{count}"
 
     def define(
-        self, name: str, axes: tuple[Axis, ...], expr: Expr, dtype: DType | None = None
+        self, stem: str, axes: tuple[Axis, ...], expr: Expr, dtype: DType | None = None
     ) -> Stage:
-        """A new stage holding `expr` over `axes`."""
+        """A new stage holding `expr` over `axes`, named after `stem`."""
+        return self._define(stem, axes, expr, dtype, reserved=False)
+
+    def define_output(self, name: str, axes: tuple[Axis, ...], expr: Expr, dtype: DType) -> Stage:
+        """A new stage with the reserved name of a result."""
+        return self._define(name, axes, expr, dtype, reserved=True)
+
+    def _define(
+        self, name: str, axes: tuple[Axis, ...], expr: Expr, dtype: DType | None, reserved: bool
+    ) -> Stage:
         body = self.visit(expr, root=True)
         goal = dtype or body.dtype
         if goal != body.dtype and _is_form(body):
             body = self.visit(expr)
         body = goal(body)
         shape = tuple(a.extent for a in axes)
-        stage = Stage(self.name(name), shape, goal, axes=axes, expr=body)
+        named = name if reserved else self.names.fresh(name)
+        stage = Stage(named, shape, goal, axes=axes, expr=body)
         self.stages.append(stage)
         return stage
 
@@ -100,15 +138,11 @@ class Hoister:
 
 
 def _is_form(node: Expr) -> bool:
-    from .expr import Form
-
     return isinstance(node, Form)
 
 
 def _keeps_root(node: Expr) -> bool:
     """LogSumExp keeps the form below it: the two are one stage of work."""
-    from .forms import LogSumExp
-
     return isinstance(node, LogSumExp)
 
 
@@ -123,6 +157,4 @@ def _touches(node: Expr, tensors: Iterable[Tensor]) -> bool:
 
 def size(value: Size) -> Expr:
     """A dim size as an expression."""
-    from .expr import as_expr
-
     return as_expr(value, i64)

@@ -17,10 +17,12 @@ _PYTHON = {
     "lt": "({} < {})", "le": "({} <= {})", "gt": "({} > {})", "ge": "({} >= {})",
     "eq": "({} == {})", "ne": "({} != {})", "and": "({} and {})", "or": "({} or {})",
 }  # fmt: skip
-_C = _PYTHON | {
-    "floordiv": "({} / {})", "max": "RUDNN_MAX({}, {})", "min": "RUDNN_MIN({}, {})",
+_C = _PYTHON | {  # C's / and % round to 0, Python's and the kernels' down
+    "floordiv": "RUDNN_FLOORDIV({}, {})", "mod": "RUDNN_FLOORMOD({}, {})",
+    "max": "RUDNN_MAX({}, {})", "min": "RUDNN_MIN({}, {})",
     "and": "({} && {})", "or": "({} || {})",
 }  # fmt: skip
+_C_FLOAT = {"floordiv": "floor({0} / {1})", "mod": "({0} - floor({0} / {1}) * {1})"}
 _UNARY = {
     "neg": "(-{})", "not": "(not {})", "finite": "isfinite({})", "isnan": "isnan({})",
     "abs": "abs({})", "sqrt": "sqrt({})", "floor": "floor({})",
@@ -46,6 +48,8 @@ def source(node: Expr | int | float | bool, language: str = "python") -> str:
         return f"((double){inner})" if language == "c" and node.dtype.is_float else inner
     if isinstance(node, Binary):
         table = _PYTHON if language == "python" else _C
+        if language == "c" and node.dtype.is_float:
+            table = _C | _C_FLOAT
         return table[node.op].format(source(node.a, language), source(node.b, language))
     if isinstance(node, Unary) and node.op in _UNARY:
         form = _UNARY[node.op] if language == "python" else _C_UNARY.get(node.op, _UNARY[node.op])
@@ -68,7 +72,7 @@ def _literal(value: int | float | bool, language: str) -> str:
 
 
 _GLOBALS: dict[str, Any] = {
-    "__builtins__": {}, "max": max, "min": min, "abs": abs,
+    "__builtins__": {}, "inf": math.inf, "nan": math.nan, "max": max, "min": min, "abs": abs,
     "isfinite": math.isfinite, "isnan": math.isnan, "sqrt": math.sqrt, "floor": math.floor,
 }  # fmt: skip
 

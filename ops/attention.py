@@ -103,7 +103,11 @@ def attention_op(
     capped: Any = Option(False, (False, True)),
     return_lse: Any = Option(False, (False, True)),
 ) -> Any:
-    """Σⱼ softmax(scale · query·keyⱼ) · valueⱼ, and the log-sum-exp of the scores if asked for."""
+    """Σⱼ softmax(scale · query·keyⱼ) · valueⱼ, and the log-sum-exp of the scores if asked for.
+
+    query [B, Hq, Q, D], key [B, Hkv, K, D], value [B, Hkv, K, Dv] f32, f16 or bf16, all the same →
+    [B, Hq, Q, Dv] alike, lse [B, Hq, Q] f32. Raises AttentionError.
+    """
     heads, shared = dim("Hq"), dim("Hkv")
     divides = (shared > 0) & (heads % shared == 0) if shared is not heads else True
     require(divides, "Hq divisible by Hkv", Hq=heads, Hkv=shared)

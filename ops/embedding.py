@@ -25,7 +25,11 @@ _EXAMPLE = {"tokens": (128,), "V": 1000, "H": 384}
 
 @op(out=Out("*tokens", "H"), static=("H",), example=_EXAMPLE, error=NNError)
 def embedding(indices: Any = In("*tokens", dtype=INDICES), table: Any = In("V", "H")) -> Any:
-    """table[indices]; an index outside 0 … V − 1 is refused before anything is read."""
+    """table[indices]; an index outside 0 … V − 1 is refused before anything is read.
+
+    indices [...] i32, i64 or u32, table [V, H] f32, f16 or bf16 → [..., H] as table. Raises
+    NNError.
+    """
     require_indices(indices, dim("V"))
     t, h = axes("*tokens", "H")
     # The check has passed; the clamp keeps the kernel in bounds should the memory change meanwhile.
@@ -39,7 +43,11 @@ def embedding_backward(
     indices: Any = In("*tokens", dtype=INDICES),
     table: Any = In("V", "H"),
 ) -> Any:
-    """The gradient of `embedding` for its table, f32: rows of grad added in order by index."""
+    """The gradient of `embedding` for its table, f32: rows of grad added in order by index.
+
+    grad [..., H] and table [V, H] f32, f16 or bf16, both the same, indices [...] i32, i64 or u32
+    → [V, H] f32. Raises NNError.
+    """
     require_indices(indices, dim("V"))
     t, v, h = axes("*tokens", "V", "H")
     return scatter_add(grad[t, h], at={v: i64(indices[t])}, over=t)

@@ -44,7 +44,11 @@ def linear(
     activation: Any = _ACTIVATION,
     residual: Any = In("*rows", "N", optional=True),
 ) -> Any:
-    """activation(x·weightᵀ + bias) + residual, sums in f32; weight is [out, in] as torch's."""
+    """activation(x·weightᵀ + bias) + residual, sums in f32; weight is [out, in] as torch's.
+
+    x [..., K], weight [N, K], bias [N], residual [..., N] f32, f16 or bf16, all the same →
+    [..., N] alike. Raises NNError.
+    """
     r, n, k = axes("*rows", "N", "K")
     return _finish(sum(x[r, k] * weight[n, k], over=k), bias, activation, residual, r, n)
 
@@ -52,7 +56,10 @@ def linear(
 @op(out=Out("P", "K", "L", dtype=f32), static=("K", "P", "L"),
     example={"N": 384, "K": 384, "P": 8, "L": 48}, error=NNError)  # fmt: skip
 def pack_weight(weight: Any = In("N", "K"), *, P: Any = Extent(), L: Any = Extent()) -> Any:
-    """weight [N, K] in panels [P, K, L] of L rows each, f32; rows past N hold zeros."""
+    """weight [N, K] in panels [P, K, L] of L rows each, f32; rows past N hold zeros.
+
+    weight f32, f16 or bf16. Raises NNError.
+    """
     p, k, lane = axes("P", "K", "L")
     return weight.at(p * L + lane, k, fill=0.0)
 
@@ -68,7 +75,11 @@ def linear_packed(
     *,
     N: Any = Extent(),
 ) -> Any:
-    """`linear` with a weight that `pack_weight` has laid out."""
+    """`linear` with a weight that `pack_weight` has laid out.
+
+    x [..., K], bias [N], residual [..., N] f32, f16 or bf16, all the same, panels [P, K, L] f32 →
+    [..., N] as x. Raises NNError, also where P · L < N.
+    """
     require(dim("P") * dim("L") >= dim("N"), "panels that hold N rows", P=dim("P"), N=dim("N"))
     r, n, k = axes("*rows", "N", "K")
     total = sum(x[r, k] * panels[n // dim("L"), k, n % dim("L")], over=k)
@@ -95,7 +106,8 @@ def linear_backward(
     """(dx, dweight, dbias) of `linear`; the residual's gradient is `grad` itself.
 
     With z = x·Wᵀ + b and g = grad · activation′(z): dx = g·W, dW = gᵀ·x, db = Σ g. z is computed
-    again.
+    again. grad [..., N], x [..., K], weight [N, K], bias [N] f32, f16 or bf16, all the same → dx
+    alike, dweight and dbias f32. Raises NNError.
     """
     r, n, k = axes("*rows", "N", "K")
     local = grad
@@ -111,7 +123,11 @@ def linear_backward(
 @op(out=Out("*batch", "M", "N"), static=("K", "N"),
     example={"batch": (2,), "M": 64, "K": 64, "N": 64}, error=NNError)  # fmt: skip
 def batched_matmul(a: Any = In("*batch", "M", "K"), b: Any = In("*batch", "K", "N")) -> Any:
-    """a·b for each batch, sums in f32."""
+    """a·b for each batch, sums in f32.
+
+    a [..., M, K], b [..., K, N] f32, f16 or bf16, both the same → [..., M, N] alike. Raises
+    NNError.
+    """
     i, m, n, k = axes("*batch", "M", "N", "K")
     return sum(a[i, m, k] * b[i, k, n], over=k)
 
@@ -126,7 +142,11 @@ def batched_matmul_backward(
     grad: Any = In("*batch", "M", "N"), a: Any = In("*batch", "M", "K"),
     b: Any = In("*batch", "K", "N"),
 ) -> Any:  # fmt: skip
-    """(da, db) of `batched_matmul`: grad·bᵀ and aᵀ·grad."""
+    """(da, db) of `batched_matmul`: grad·bᵀ and aᵀ·grad.
+
+    grad [..., M, N], a [..., M, K], b [..., K, N] f32, f16 or bf16, all the same → da as a, db as
+    b. Raises NNError.
+    """
     i, m, n, k = axes("*batch", "M", "N", "K")
     return sum(grad[i, m, n] * b[i, k, n], over=n), sum(a[i, m, k] * grad[i, m, n], over=m)
 

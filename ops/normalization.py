@@ -1,6 +1,6 @@
 """Softmax, layer norm and RMS norm over the last axis, with their backward.
 
-Statistics are f32 whatever the storage; gamma and beta are f32 (guide §7).
+Statistics are f32 whatever the storage; gamma and beta are f32.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ def _not_empty() -> None:
 def softmax_last_axis(x: Any = In("*rows", "H")) -> Any:
     """exp(x − max x) / Σ exp(x − max x) over the last axis.
 
-    A row with NaN or +inf, or of only −inf, is NaN, as torch's.
+    x [..., H] f32, f16 or bf16 → the same. A row with NaN or +inf, or of only −inf, is NaN, as
+    torch's. Raises NormalizationError.
     """
     _not_empty()
     r, h = axes("*rows", "H")
@@ -37,7 +38,10 @@ def softmax_last_axis(x: Any = In("*rows", "H")) -> Any:
 
 @op(out=Out("*rows", "H"), static=("H",), example=_EXAMPLE, error=NormalizationError)
 def softmax_last_axis_backward(grad: Any = In("*rows", "H"), y: Any = In("*rows", "H")) -> Any:
-    """The gradient of `softmax_last_axis` from its result: y · (grad − Σ grad · y)."""
+    """The gradient of `softmax_last_axis` from its result: y · (grad − Σ grad · y).
+
+    grad, y [..., H] f32, f16 or bf16, both the same → that. Raises NormalizationError.
+    """
     _not_empty()
     r, h = axes("*rows", "H")
     inner = sum(grad[r, h] * y[r, h], over=h)
@@ -52,7 +56,11 @@ def layer_norm(
     *,
     epsilon: Any = Param(1e-5),
 ) -> Any:
-    """(x − mean) / √(var + ε) · γ + β over the last axis, two passes for the statistics."""
+    """(x − mean) / √(var + ε) · γ + β over the last axis, two passes for the statistics.
+
+    x [..., H] f32, f16 or bf16, gamma and beta [H] f32 → as x. Raises NormalizationError, also
+    unless epsilon is finite and > 0.
+    """
     _positive(epsilon)
     _not_empty()
     r, h = axes("*rows", "H")
@@ -66,7 +74,11 @@ def layer_norm(
 def rms_norm(
     x: Any = In("*rows", "H"), gamma: Any = In("H", dtype=f32), *, epsilon: Any = Param(1e-6)
 ) -> Any:
-    """x / √(mean x² + ε) · γ over the last axis."""
+    """x / √(mean x² + ε) · γ over the last axis.
+
+    x [..., H] f32, f16 or bf16, gamma [H] f32 → as x. Raises NormalizationError, also unless
+    epsilon is finite and > 0.
+    """
     _positive(epsilon)
     _not_empty()
     r, h = axes("*rows", "H")
@@ -94,6 +106,8 @@ def layer_norm_backward(
     """(dx, dgamma, dbeta) of `layer_norm`; statistics are computed again from x.
 
     With x̂ the normalised x and g = grad · γ: dx = (g − mean g − x̂ · mean(g · x̂)) / σ.
+    grad, x [..., H] f32, f16 or bf16, gamma [H] f32 → dx as x, dgamma and dbeta [H] f32. Raises
+    NormalizationError.
     """
     _positive(epsilon)
     _not_empty()
@@ -121,7 +135,11 @@ def rms_norm_backward(
     *,
     epsilon: Any = Param(1e-6),
 ) -> Any:
-    """(dx, dgamma) of `rms_norm`: with x̂ = x/σ and g = grad · γ, dx = (g − x̂ · mean(g · x̂)) / σ."""
+    """(dx, dgamma) of `rms_norm`: with x̂ = x/σ and g = grad · γ, dx = (g − x̂ · mean(g · x̂)) / σ.
+
+    grad, x [..., H] f32, f16 or bf16, gamma [H] f32 → dx as x, dgamma [H] f32. Raises
+    NormalizationError.
+    """
     _positive(epsilon)
     _not_empty()
     r, h = axes("*rows", "H")

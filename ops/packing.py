@@ -23,7 +23,7 @@ class PackedWeight:
         require_host(len(shape) == 2, "a weight of shape [N, K]", list(shape), NNError)
         width = kind.device(weight).capability.panel_width
         panels = -(-shape[0] // width)
-        if "torch" in type(weight).__module__:
+        if kind.name == "torch":
             weight = weight.detach()
         self.shape = shape
         self.panels = declared.pack_weight(weight, P=panels, L=width)
@@ -67,8 +67,10 @@ def linear(
 def matmul(a: Any, b: Any, *, out: Any = None) -> Any:
     """a [..., M, K] · b [..., K, N], leading dims broadcast, sums in f32.
 
-    Raises NNError on shapes that do not fit.
+    f32, f16 or bf16, both the same. Raises NNError on shapes that do not fit, OperatorError on
+    what is no array.
     """
+    kind_a, kind_b = kind_of(a, "a"), kind_of(b, "b")
     require_host(a.ndim >= 2 and b.ndim >= 2, "matrices of 2 dims or more",
                  f"{a.ndim} and {b.ndim}", NNError)  # fmt: skip
     lead_a, lead_b = tuple(a.shape[:-2]), tuple(b.shape[:-2])
@@ -81,14 +83,6 @@ def matmul(a: Any, b: Any, *, out: Any = None) -> Any:
             raise NNError(
                 f"matmul needs leading dims that broadcast, got {list(lead_a)} and {list(lead_b)}"
             ) from None
-        a, b = _expand(a, (*lead, *a.shape[-2:])), _expand(b, (*lead, *b.shape[-2:]))
+        a = kind_a.expand(a, (*lead, *a.shape[-2:]))
+        b = kind_b.expand(b, (*lead, *b.shape[-2:]))
     return declared.batched_matmul(a, b, out=out)
-
-
-def _expand(x: Any, shape: tuple[int, ...]) -> Any:
-    """A view of `x` with leading dims of stride 0."""
-    if hasattr(x, "expand"):
-        return x.expand(shape)
-    import numpy as np
-
-    return np.broadcast_to(np.asarray(x), shape)

@@ -16,14 +16,20 @@ _CUBIC = 0.044715
 
 @op(out=Out("*shape"), example=_EXAMPLE, error=NNError)
 def add(a: Any = In("*shape", broadcast=True), b: Any = In("*shape", broadcast=True)) -> Any:
-    """a + b, shapes broadcast."""
+    """a + b, shapes broadcast.
+
+    a, b [...] f32, f16 or bf16, both the same → that. Raises NNError.
+    """
     i = axes("*shape")
     return a[i] + b[i]
 
 
 @op(out=Out("*shape"), example=_EXAMPLE, error=NNError)
 def mul(a: Any = In("*shape", broadcast=True), b: Any = In("*shape", broadcast=True)) -> Any:
-    """a · b, shapes broadcast."""
+    """a · b, shapes broadcast.
+
+    a, b [...] f32, f16 or bf16, both the same → that. Raises NNError.
+    """
     i = axes("*shape")
     return a[i] * b[i]
 
@@ -33,7 +39,10 @@ _GRADS = (Out("*shape", name="da"), Out("*shape", name="db"))
 
 @op(out=_GRADS, example=_EXAMPLE, error=NNError)
 def add_backward(grad: Any = In("*shape")) -> Any:
-    """(da, db) of `add` in the broadcast shape: both are grad. Sum them over what was broadcast."""
+    """(da, db) of `add` in the broadcast shape: both are grad. Sum them over what was broadcast.
+
+    grad [...] f32, f16 or bf16 → twice the same. Raises NNError.
+    """
     i = axes("*shape")
     return grad[i], grad[i]
 
@@ -43,7 +52,10 @@ def mul_backward(
     grad: Any = In("*shape"), a: Any = In("*shape", broadcast=True),
     b: Any = In("*shape", broadcast=True),
 ) -> Any:  # fmt: skip
-    """(da, db) of `mul` in the broadcast shape. Sum them over what was broadcast."""
+    """(da, db) = (grad · b, grad · a) of `mul`, to be summed over what was broadcast.
+
+    grad [...] f32, f16 or bf16, a and b alike or smaller → twice as grad. Raises NNError.
+    """
     i = axes("*shape")
     return grad[i] * b[i], grad[i] * a[i]
 
@@ -83,7 +95,10 @@ _APPROXIMATE = Option("none", ("none", "tanh"))
 
 @op(out=Out("*shape"), example=_EXAMPLE, error=NNError)
 def gelu(x: Any = In("*shape"), *, approximate: Any = _APPROXIMATE) -> Any:
-    """x Φ(x) with the normal distribution's Φ; `approximate="tanh"` as torch's."""
+    """x Φ(x) with the normal distribution's Φ; `approximate="tanh"` as torch's.
+
+    x [...] f32, f16 or bf16 → the same. Raises NNError.
+    """
     i = axes("*shape")
     return gelu_of(x[i], approximate)
 
@@ -92,21 +107,30 @@ def gelu(x: Any = In("*shape"), *, approximate: Any = _APPROXIMATE) -> Any:
 def gelu_backward(
     grad: Any = In("*shape"), x: Any = In("*shape"), *, approximate: Any = _APPROXIMATE
 ) -> Any:
-    """grad · gelu′(x)."""
+    """grad · gelu′(x).
+
+    grad, x [...] f32, f16 or bf16, both the same → that. Raises NNError.
+    """
     i = axes("*shape")
     return grad[i] * gelu_slope(x[i], approximate)
 
 
 @op(out=Out("*shape"), example=_EXAMPLE, error=NNError)
 def silu(x: Any = In("*shape")) -> Any:
-    """x σ(x)."""
+    """x σ(x).
+
+    x [...] f32, f16 or bf16 → the same. Raises NNError.
+    """
     i = axes("*shape")
     return silu_of(x[i])
 
 
 @op(out=Out("*shape"), example=_EXAMPLE, error=NNError)
 def silu_backward(grad: Any = In("*shape"), x: Any = In("*shape")) -> Any:
-    """grad · silu′(x)."""
+    """grad · silu′(x).
+
+    grad, x [...] f32, f16 or bf16, both the same → that. Raises NNError.
+    """
     i = axes("*shape")
     return grad[i] * silu_slope(x[i])
 

@@ -18,7 +18,8 @@ def linear_recurrence(
 ) -> Any:
     """h_t = decay_t · h_{t−1} + x_t along T, from h_{−1} = initial (0 without).
 
-    Returns every h_t in x's dtype, and the last in f32: run again from it, the sequence goes on.
+    x, decay [..., T, C] f32, f16 or bf16, both the same, initial [..., C] f32 → every h_t as x,
+    and the last in f32 [..., C]: run again from it, the sequence goes on. Raises OperatorError.
     """
     b, t, c = axes("*batch", "T", "C")
     start = 0.0 if initial is None else initial[b, c]

@@ -16,7 +16,8 @@ def segment_sum(
 ) -> Any:
     """out_s = Σ x_n over the rows n whose ids_n is s, added in order in f32; 0 where none is.
 
-    ids must lie in 0 … num_segments − 1.
+    x [N, H] f32, f16 or bf16, ids [N] i32 or i64 → [num_segments, H] as x. Raises OperatorError,
+    also for an id outside 0 … num_segments − 1.
     """
     require_indices(ids, num_segments)
     n, h, s = axes("N", "H", "num_segments")

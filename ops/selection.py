@@ -16,7 +16,8 @@ from ..dsl import top_k as greatest
 def top_k(x: Any = In("*rows", "N"), k: Any = Extent()) -> Any:
     """The k greatest of the last axis, greatest first, with their indices in i64.
 
-    Ties go to the lower index. NaN is greatest, as torch's.
+    x [..., N] f32, f16 or bf16 → values [..., k] alike, indices [..., k]. Ties go to the lower
+    index. NaN is greatest, as torch's. Raises OperatorError, also unless 1 ≤ k ≤ N.
     """
     require(dim("k") >= 1, "k ≥ 1", k=k)
     require(dim("N") >= k, "k at most the size of the last axis", k=k, N=dim("N"))

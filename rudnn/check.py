@@ -22,6 +22,7 @@ from .references import reference
 from .runtime import call as _call  # noqa: F401  (makes declarations callable)
 from .runtime import workspace
 from .runtime.bind import Bound
+from .runtime.device import host
 from .runtime.targets import parse
 from .samples import (
     LAYOUTS,
@@ -102,7 +103,7 @@ def check(
     Raises
     ------
     TargetError
-        Where the target cannot run here.
+        On any target but the host's own: the calls are made on arrays in its memory.
     """
     _require_runnable(target)
     harnesses = [Harness(declaration, target, seed)]
@@ -131,10 +132,11 @@ def failures(rows: Sequence[Row]) -> list[Row]:
 
 
 def _require_runnable(target: str) -> None:
-    kind, arch = parse(target)
+    kind, _ = parse(target)
+    own = host().target
+    if target != own:
+        raise TargetError(f"needs the device at hand, the host's {own}, to check on, got {target}")
     status = kind.status()
-    if arch:
-        raise TargetError(f"needs the device at hand ({kind.name}) to run on, got {target}")
     if not status.can_run:
         raise TargetError(f"needs a device for {target}, got {status.detail}: {status.hint}")
 

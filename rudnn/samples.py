@@ -93,8 +93,7 @@ def dtypes_of(declaration: Declaration, case: Case, own: DType, turn: int = 0) -
     for name, declared in declaration.inputs.items():
         if name in case.absent:
             continue
-        allowed = declared.dtype
-        choices = allowed if isinstance(allowed, tuple) else (allowed or own,)
+        choices = declared.accepts((own,))
         made[name] = choices[turn % len(choices)]
     return made
 

@@ -45,6 +45,9 @@ class Kind(Protocol):
     def contiguous(self, x: Any) -> Any:
         """A contiguous copy."""
 
+    def expand(self, x: Any, shape: Sequence[int]) -> Any:
+        """A view of the broadcast shape; strides of what was repeated are 0."""
+
     def assign(self, target: Any, source: Any) -> None:
         """Copy elements."""
 
@@ -112,6 +115,9 @@ class NumPyKind:
     def contiguous(self, x: Any) -> Any:
         return np.array(x, order="C", copy=True, subok=False)
 
+    def expand(self, x: Any, shape: Sequence[int]) -> Any:
+        return np.broadcast_to(x, shape)
+
     def assign(self, target: Any, source: Any) -> None:
         target[...] = source
 
@@ -166,6 +172,9 @@ class TorchKind:
 
     def contiguous(self, x: Any) -> Any:
         return x.contiguous()
+
+    def expand(self, x: Any, shape: Sequence[int]) -> Any:
+        return x.expand(shape)
 
     def assign(self, target: Any, source: Any) -> None:
         target.copy_(source)

@@ -106,10 +106,11 @@ def _check_place(declaration: Declaration, args: Arguments) -> None:
             raise declaration.error(
                 "needs a writeable out, got a read-only array or one that requires grad"
             )
-        strides = kind.strides(array)
-        if strides is None or any(
-            s == 0 and n > 1 for s, n in zip(strides, array.shape, strict=True)
-        ):
+        strides, shape = kind.strides(array), tuple(array.shape)
+        piled = strides is not None and any(
+            s == 0 and n > 1 for s, n in zip(strides, shape, strict=True)
+        )
+        if strides is None or (piled and 0 not in shape):
             raise declaration.error(
                 f"needs an out whose elements lie apart at whole steps, got strides {strides}"
             )

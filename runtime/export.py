@@ -192,9 +192,7 @@ class Request:
                 self.fail(f"inputs among {_listed(inputs)}", name)
         chosen = {}
         for name, declared in inputs.items():
-            allowed = declared.dtype if isinstance(declared.dtype, tuple) else (
-                declared.dtype or own,
-            )  # fmt: skip
+            allowed = declared.accepts((own,))
             chosen[name] = dtypes.get(name, allowed[0])
             if chosen[name] not in allowed:
                 self.fail(f"{name} of dtype {_listed(allowed)}", chosen[name])

@@ -170,6 +170,9 @@ class _TensorKind:
     def contiguous(self, x: Any) -> Any:
         return Tensor(NUMPY.contiguous(x._array), x.dtype, x.queue)
 
+    def expand(self, x: Any, shape: Sequence[int]) -> Any:
+        return Tensor(NUMPY.expand(x._array, shape), x.dtype, x.queue)
+
     def assign(self, target: Any, source: Any) -> None:
         target._array[...] = np.asarray(source)
 

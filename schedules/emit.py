@@ -9,8 +9,8 @@ from typing import Any
 from ..dsl import forms
 from ..dsl.dtypes import DType, f32
 from ..dsl.errors import CompileError
-from ..dsl.expr import Axis, Expr, Size, Stage, Tensor
-from ..dsl.graph import reads
+from ..dsl.expr import Axis, Const, Expr, Select, Size, Stage, Tensor
+from ..dsl.graph import Names, reads
 from ..dsl.lower import Lowering, constant, encode, storage
 from .group import Group
 
@@ -50,7 +50,7 @@ class Emitter:
     scratch: list[tuple[Stage, Tir]] = field(default_factory=list)
     made: dict[Stage, Tir] = field(default_factory=dict)
     aliases: list[tuple[Tir, Tir]] = field(default_factory=list)
-    _names: dict[str, int] = field(default_factory=dict)
+    _names: Names = field(default_factory=Names)
 
     def __post_init__(self) -> None:
         from tvm import te
@@ -64,10 +64,7 @@ class Emitter:
 
     def name(self, stem: str) -> str:
         """A fresh block name."""
-        clean = stem.replace(".", "_")
-        count = self._names.get(clean, 0)
-        self._names[clean] = count + 1
-        return clean if count == 0 else f"{clean}_{count}"
+        return self._names.fresh(stem.replace(".", "_"))
 
     def size(self, value: Any) -> Tir:
         return self.lowering.size(value)
@@ -118,9 +115,11 @@ class Emitter:
         consumed = any(stage in reads(s.expr) for s in self.group.stages)
         (self.exposed if consumed else self.results).append((stage, made))
 
-    def keep_in_workspace(self, made: Tir, name: str, shape: Sequence[Size]) -> None:
-        """Place a large intermediate (f32, compact) in the planned workspace."""
-        stage = Stage(f"{self.group.name}.{name}", tuple(shape), f32)
+    def keep_in_workspace(
+        self, made: Tir, name: str, shape: Sequence[Size], dtype: DType = f32
+    ) -> None:
+        """Place a large intermediate (compact) in the planned workspace."""
+        stage = Stage(f"{self.group.name}.{name}", tuple(shape), dtype)
         self.scratch.append((stage, made))
 
     def share(self, made: Tir, result: Tir) -> None:
@@ -231,16 +230,25 @@ def _without_buffer(function: Any, name: str) -> tuple[Any, Any]:
     return found, s_tir.SBlockRealize(realize.iter_values, realize.predicate, block)
 
 
-def identity(op: str, dtype: DType) -> Tir:
-    """The neutral element of a monoid."""
-    if op == "sum":
-        return constant(0, dtype)
-    if op == "prod":
-        return constant(1, dtype)
+def neutral(op: str, dtype: DType) -> float | int:
+    """The neutral element of a monoid: for extrema, the end of the type's range."""
+    if op in ("sum", "prod"):
+        return 0 if op == "sum" else 1
+    if op not in ("max", "min"):
+        raise CompileError(f"needs a plain monoid, got {op}")
     if dtype.is_float:
-        return constant(float("-inf") if op == "max" else float("inf"), dtype)
-    edge = 2 ** (dtype.bits - 1)
-    return constant(-edge if op == "max" else edge - 1, dtype)
+        return float("-inf") if op == "max" else float("inf")
+    if dtype.kind == "int":
+        edge = 2 ** (dtype.bits - 1)
+        return -edge if op == "max" else edge - 1
+    if op == "max":
+        return 0
+    return 1 if dtype.kind == "bool" else 2**dtype.bits - 1
+
+
+def identity(op: str, dtype: DType) -> Tir:
+    """`neutral` as a literal."""
+    return constant(neutral(op, dtype), dtype)
 
 
 def combine(op: str, a: Tir, b: Tir) -> Tir:
@@ -265,14 +273,7 @@ def reducer(op: str, dtype: DType) -> Callable[..., Tir]:
 
 def masked(node: forms.Reduce) -> Expr:
     """The body with elements that take no part replaced by the neutral element."""
-    from ..dsl.expr import Const, Select
-
     if node.where is None:
         return node.body
-    value = {"sum": 0, "prod": 1, "max": float("-inf"), "min": float("inf")}.get(node.op)
-    if value is None:
-        raise CompileError(f"needs a plain monoid, got {node.op}")
-    if not node.dtype.is_float and node.op in ("max", "min"):
-        edge = 2 ** (node.dtype.bits - 1)
-        value = -edge if node.op == "max" else edge - 1
-    return Select(node.where, node.body, Const(value, node.dtype), node.dtype)
+    value = Const(neutral(node.op, node.dtype), node.dtype)
+    return Select(node.where, node.body, value, node.dtype)

@@ -116,15 +116,12 @@ def _joins_top_k(cluster: _Cluster, stage: Stage) -> bool:
 
 
 def _promotes(cluster: _Cluster, stage: Stage, kind: str) -> bool:
-    """A row reduction takes along the pointwise stage it is the first to read."""
+    """Whether a row reduction takes along the pointwise stage it is the first to read."""
     if cluster.kind != "map" or kind != "rows":
         return False
     source, rows = cluster.stages[0], stage.axes
     fits = source in reads(stage.expr) and source.axes[: len(rows)] == rows
-    if fits and _row_read(stage.expr, source, rows):
-        cluster.kind, cluster.rows = "rows", rows
-        return True
-    return False
+    return fits and _row_read(stage.expr, source, rows)
 
 
 def _joins(graph: Graph, cluster: _Cluster, stage: Stage, kind: str) -> bool:
@@ -157,13 +154,15 @@ def partition(graph: Graph) -> tuple[Group, ...]:
         fits = (
             c
             for i, c in enumerate(clusters)
-            if _joins(graph, c, stage, kind) and not _blocked(clusters, i, stage)
+            if not _blocked(clusters, i, stage) and _joins(graph, c, stage, kind)
         )
         home = next(fits, None)
         if home is None:
             home = _Cluster(kind, stage.axes if kind == "rows" else ())
             clusters.append(home)
             home.stages += [s for s in waiting if s in reads(stage.expr)]
+        elif _promotes(home, stage, kind):
+            home.kind, home.rows = "rows", stage.axes
         home.stages.append(stage)
     return tuple(_group(graph, c) for c in clusters)
 

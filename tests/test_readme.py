@@ -74,5 +74,5 @@ def test_table_tells_the_truth() -> None:
         module = getattr(rudnn, family)
         assert callable(getattr(module, name))
         declaration = declared[{"matmul": "batched_matmul"}.get(name, name)]
-        assert (backward == "yes") == (declaration.backward is not None), path
+        assert backward.startswith("yes") == (declaration.backward is not None), path
         assert dtypes.split() == [t.short for t in declaration.dtypes], path

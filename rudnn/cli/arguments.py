@@ -185,8 +185,7 @@ def load(path: Path, declared: In) -> np.ndarray[Any, Any]:
         raise BadArgument(f"needs a .npy file, got {path}: an archive of several arrays")
     if array.dtype == np.dtype("V2"):
         return array.view(bf16.numpy)
-    allowed = declared.dtype if isinstance(declared.dtype, tuple) else (declared.dtype,)
-    if array.dtype == np.uint8 and any(t is not None and t.kind == "bool" for t in allowed):
+    if array.dtype == np.uint8 and any(t.kind == "bool" for t in declared.accepts(())):
         return array.view(np.bool_)
     return array
 

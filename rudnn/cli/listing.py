@@ -44,7 +44,11 @@ def _operator(declaration: Declaration) -> dict[str, Any]:
         "module": d.module,
         "doc": d.doc,
         "inputs": {
-            n: {"dims": list(i.dims), "dtypes": _dtypes(i.dtype, d), "optional": i.optional}
+            n: {
+                "dims": list(i.dims),
+                "dtypes": [t.short for t in i.accepts(d.dtypes)],
+                "optional": i.optional,
+            }
             for n, i in d.inputs.items()
         },
         "outputs": {
@@ -60,13 +64,6 @@ def _operator(declaration: Declaration) -> dict[str, Any]:
         "backward": d.backward.name if d.backward else None,
         "targets": list(registered()),
     }
-
-
-def _dtypes(allowed: Any, declaration: Declaration) -> list[str]:
-    chosen = (
-        allowed if isinstance(allowed, tuple) else (allowed,) if allowed else declaration.dtypes
-    )
-    return [t.short for t in chosen]
 
 
 def doctor(as_json: bool) -> int:

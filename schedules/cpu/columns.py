@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...dsl import forms
+from ...dsl.dtypes import i64
+from ...dsl.expr import as_expr, binary
 from ..capability import Capability
 from ..emit import Emitter, identity, masked, reducer
 from ..group import Group, innermost
@@ -73,6 +75,8 @@ class Columns:
         chunk = emitter.reduce_axis(first, chunks)
         made = emitter.define(stage, lambda *i: fold(partial(chunk, *i), axis=chunk))
         emitter.publish(stage, made)
+        parts = binary("floordiv", as_expr(first.extent, i64) + (config.chunk - 1), config.chunk)
+        emitter.keep_in_workspace(partial, "partial", [parts, *stage.shape], node.dtype)
         sch = emitter.schedule()
         lanes = caps.lanes()
         block = sch.get_sblock(partial.op.name)

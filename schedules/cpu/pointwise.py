@@ -45,11 +45,12 @@ class Pointwise:
         self, emitter: Emitter, group: Group, caps: Capability, config: PointwiseConfig
     ) -> Any:
         (stage,) = group.stages
-        emitter.publish(stage, emitter.pointwise(stage))
+        made = emitter.pointwise(stage)
+        emitter.publish(stage, made)
         sch = emitter.schedule()
         if not stage.axes:
             return sch
-        loops = sch.get_loops(sch.get_sblock(stage.name.replace(".", "_")))
+        loops = sch.get_loops(sch.get_sblock(made.op.name))
         lanes = caps.lanes()
         if len(loops) == 1:
             outer, inner = sch.split(loops[0], [None, config.chunk])

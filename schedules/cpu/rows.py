@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 from ...dsl import forms
 from ...dsl.expr import Read, Size, Stage
 from ...dsl.graph import reads
 from ..capability import Capability
-from ..emit import Emitter, combine, identity, masked, reducer
-from ..group import Group, is_map, reads_at
+from ..emit import Emitter, combine, masked, reducer
+from ..group import Group, innermost, is_map, reads_at
 from ..rule import Config, Rejection, check, first_rejection
 from .loops import fuse_all, static, vectorize
 
@@ -57,6 +58,7 @@ class Rows:
             check(all(s.axes[: len(group.head.axes)] == group.head.axes for s in group.stages),
                   "needs every stage over the same rows"),
             check(not _across(group), "needs the reduced axis innermost in memory"),
+            check(not _stranded(group), "needs one result, the others read by it or reading none"),
         )  # fmt: skip
 
     def default(self, group: Group, caps: Capability) -> RowsConfig:
@@ -157,8 +159,6 @@ def _share_memory(emitter: Emitter, group: Group) -> None:
 
 
 def _across(group: Group) -> bool:
-    from ..group import innermost
-
     for stage in group.stages:
         node = stage.expr
         if isinstance(node, forms.Reduce):
@@ -168,58 +168,54 @@ def _across(group: Group) -> bool:
     return False
 
 
+def _stranded(group: Group) -> list[Stage]:
+    """Results that `_place` cannot bring under the loop of the widest one.
+
+    TVM moves a block to its consumers or to its producers: one that no stage reads, with
+    producers that no other stage reads, cannot be moved before they are, nor they before it.
+    """
+    read = {t for s in group.stages for t in reads(s.expr)}
+    unread = [s for s in group.stages if s in group.outputs and s not in read]
+    anchor = max(unread, key=lambda s: len(s.axes), default=None)
+    inside = set(group.stages)
+    return [
+        s for s in unread
+        if s is not anchor and (not is_map(s) or inside & set(reads(s.expr)))
+    ]  # fmt: skip
+
+
 def _reduction(emitter: Emitter, stage: Stage, lanes: int, unroll: int) -> tuple[Any, _Parts]:
     """The TE stages of one reduction (see `Rows`)."""
     node = stage.expr
     assert isinstance(node, forms.Reduce)
-    body, last = masked(node), node.over[-1]
-    rows = [emitter.size(e) for e in stage.shape]
+    last = node.over[-1]
     count = emitter.size(last.extent)
     known = static(count)
     width = lanes * unroll
     if known is not None and known < width:
         width = lanes if known >= lanes else 0
-    fold = reducer(node.op, node.dtype)
-
-    def over(index: Any, last_at: Any, extra: list[Any]) -> Any:
-        bound = dict(zip(node.over[:-1], extra, strict=True)) | {last: last_at}
-        return emitter.at(body, stage.axes, index, bound)
-
     main = emitter.index(0) if width == 0 else count // width
-    partial = tail = None
+    partial = total = tail = None
     folds: list[str] = []
-    value: list[Any] = []
     if width:
-        outer = emitter.reduce_axis(last, main)
-        others = [emitter.reduce_axis(a) for a in node.over[:-1]]
-        partial = emitter.compute(
-            [*rows, emitter.index(width)],
-            lambda *i: fold(over(i[:-1], outer * width + i[-1], others), axis=[*others, outer]),
-            f"{stage.name}_lanes",
-        )
-        current = partial
+        step = emitter.reduce_axis(last, main)
+        wide = [emitter.index(width)]
+        partial = _partial(emitter, stage, step, lambda w: step * width + w, wide, "lanes")
+        total = partial
         for narrow in _narrowing(width, lanes):
-            current = _fold(emitter, stage, current, narrow, fold)
-            folds.append(current.op.name)
-        total = current
-        value.append(lambda *i: total(*i, emitter.index(0)))
+            total = _fold(emitter, stage, total, narrow, reducer(node.op, node.dtype))
+            folds.append(total.op.name)
     if known is None or width == 0 or known % width:
         start = main * width
         rest = emitter.reduce_axis(last, count - start)
-        others = [emitter.reduce_axis(a) for a in node.over[:-1]]
-        tail = emitter.compute(
-            rows,
-            lambda *i: fold(over(i, start + rest, others), axis=[*others, rest]),
-            f"{stage.name}_tail",
-        )
-        value.append(tail)
+        tail = _partial(emitter, stage, rest, lambda: start + rest, [], "tail")
 
     def result(*i: Any) -> Any:
-        if len(value) == 1:
-            return value[0](*i)
-        return combine(node.op, value[0](*i), value[1](*i))
+        found = [total(*i, emitter.index(0))] if total is not None else []
+        found += [tail(*i)] if tail is not None else []
+        return reduce(lambda a, b: combine(node.op, a, b), found)
 
-    made = emitter.define(stage, result if value else lambda *i: identity(node.op, node.dtype))
+    made = emitter.define(stage, result)
     return made, _Parts(
         width,
         partial.op.name if partial is not None else None,
@@ -227,6 +223,24 @@ def _reduction(emitter: Emitter, stage: Stage, lanes: int, unroll: int) -> tuple
         folds,
         made.op.name,
     )
+
+
+def _partial(
+    emitter: Emitter, stage: Stage, step: Any, place: Callable[..., Any], extra: list[Any],
+    name: str,
+) -> Any:  # fmt: skip
+    """[rows…, extra…] → the reduction, over `step`, of the row's elements at `place(extra…)`."""
+    node = stage.expr
+    assert isinstance(node, forms.Reduce)
+    body, fold, rank = masked(node), reducer(node.op, node.dtype), len(stage.axes)
+    others = [emitter.reduce_axis(a) for a in node.over[:-1]]
+
+    def value(*i: Any) -> Any:
+        bound = dict(zip(node.over, [*others, place(*i[rank:])], strict=True))
+        return fold(emitter.at(body, stage.axes, i[:rank], bound), axis=[*others, step])
+
+    rows = [emitter.size(e) for e in stage.shape]
+    return emitter.compute([*rows, *extra], value, f"{stage.name}_{name}")
 
 
 def _narrowing(width: int, lanes: int) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -302,8 +302,7 @@ class Block:
         """sums = sums · decay + Σ_key weights · values, by register tiles."""
         nest = self.nest
         vectors = self.padded // self.lanes
-        wide = next(n for n in (4, 3, 2, 5, 1) if vectors % n == 0)
-        high = max(n for n in (8, 4, 2, 1) if n * wide <= max(self.config.registers, wide))
+        high, wide = sums_tile(self.rows, vectors, self.config.registers)
         tile = [(u, v) for u in range(high) for v in range(wide)]
         with (
             nest.loop("tile", ceil_div(self.count, high)) as t,
@@ -334,33 +333,30 @@ class Block:
         """The same, adding only what the mask keeps: for values with NaN or infinity."""
         nest = self.nest
         assert self.keep is not None
+
+        def update(r: Any, change: Callable[[Any, Any], Any]) -> None:
+            """sums[r, column] = change(sums[r, column], column) for each column."""
+
+            def body(at: Any, width: int) -> None:
+                with nest.vector(width) as lane:
+                    column = at + lane
+                    nest.put(self.sums, [r, column], change(self.sums[r, column], column))
+
+            nest.strip(self.columns, self.lanes, body)
+
         with nest.loop("row", self.count) as r:
-            nest.strip(
-                self.columns,
-                self.lanes,
-                lambda at, width: self.vector(
-                    width,
-                    lambda lane: nest.put(
-                        self.sums, [r, at + lane], self.sums[r, at + lane] * self.decay[r]
-                    ),
-                ),
-            )
+            update(r, lambda total, _: total * self.decay[r])
             with nest.loop("key", self.length) as j:
                 kept = self.nest.value(self.keep, self._env(r, j))
                 with nest.when(kept):
-                    nest.strip(
-                        self.columns,
-                        self.lanes,
-                        lambda at, width: self.vector(
-                            width,
-                            lambda lane: nest.put(
-                                self.sums,
-                                [r, at + lane],
-                                self.sums[r, at + lane]
-                                + self.scores[j, r] * self.values[j, at + lane],
-                            ),
-                        ),
-                    )
+                    update(r, lambda total, c: total + self.scores[j, r] * self.values[j, c])
+
+
+def sums_tile(rows: int, vectors: int, registers: int) -> tuple[int, int]:
+    """Rows and vectors of a register tile of the sums; whole tiles make up the `rows`."""
+    wide = next(n for n in (4, 3, 2, 5, 1) if vectors % n == 0)
+    fits = (n for n in (8, 4, 2, 1) if rows % n == 0 and n * wide <= max(registers, wide))
+    return max(fits), wide
 
 
 def _int(value: int) -> Any:

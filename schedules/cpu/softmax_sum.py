@@ -1,4 +1,4 @@
-"""softmax_sum by tiles of rows: scores of a tile against a block of keys, never all of them."""
+"""The rule for softmax_sum: the roles of its axes, and which nest computes it."""
 
 from __future__ import annotations
 

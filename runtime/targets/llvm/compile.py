@@ -82,7 +82,7 @@ def _loop_passes(target: Any) -> Any:
         t.BindTarget(target), s.CanonicalizeLoop(), s.LowerInitBlock(),
         s.PlanAndUpdateBufferAllocationLocation(), s.ConvertBlocksToOpaque(),
         s.CompactBufferAllocation(), s.LowerMatchBuffer(), s.StmtSimplify(), s.LowerOpaqueBlock(),
-        t.FlattenBuffer(), s.LoopPartition(), split_vector_guards(), t.VectorizeLoop(True),
+        t.FlattenBuffer(), split_vector_guards(), t.VectorizeLoop(True),
         t.StorageRewrite(),
         s.HoistIfThenElse(), t.UnrollLoop(), s.RenormalizeSplitPattern(), t.StmtSimplify(),
         t.RemoveNoOp(), s.RewriteUnsafeSelect(), t.CommonSubexprElim(),

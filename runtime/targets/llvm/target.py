@@ -59,13 +59,17 @@ class Llvm:
         return _driver()
 
     def status(self) -> Status:
-        compiler = toolchain.find_compiler()
-        if compiler is None:
-            return Status(
-                True, True, f"{cpu.model_name()}; no C compiler: kernels are compiled by TVM's "
-                "just-in-time compiler in each process", "apt install gcc, or pip install ziglang",
-            )  # fmt: skip
-        return Status(True, True, f"{cpu.model_name()}; links with {' '.join(compiler)}")
+        compiler, native = toolchain.find_compiler(), loader.runtime().native
+        if compiler is not None and native:
+            return Status(True, True, f"{cpu.model_name()}; links with {' '.join(compiler)}")
+        lacks = ["no C compiler"] if compiler is None else []
+        lacks += [] if native else ["the native runtime could not be built"]
+        detail = (f"{cpu.model_name()}; {' and '.join(lacks)}: kernels are compiled by TVM's "
+                  "just-in-time compiler in each process")  # fmt: skip
+        hint = "apt install gcc, or pip install ziglang"
+        if compiler is not None:
+            hint = "set RUDNN_CC to a C compiler that works, RUDNN_CACHE_DIR to a writable folder"
+        return Status(True, True, detail if native else f"{detail}, on Python's threads", hint)
 
     def export(
         self, program: Program, signature: Signature, arch: str, folder: Path

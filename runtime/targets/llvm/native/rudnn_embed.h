@@ -28,6 +28,19 @@ extern "C" {
 #define RUDNN_MAX(a, b) ((a) > (b) ? (a) : (b))
 #define RUDNN_MIN(a, b) ((a) < (b) ? (a) : (b))
 
+/* Division that rounds down, and what it leaves, of the divisor's sign; C's own round to 0. */
+#define RUDNN_FLOORDIV(a, b) rudnn_floordiv((a), (b))
+#define RUDNN_FLOORMOD(a, b) rudnn_floormod((a), (b))
+
+static inline int64_t rudnn_floordiv(int64_t a, int64_t b) {
+    return a / b - (a % b != 0 && (a < 0) != (b < 0));
+}
+
+static inline int64_t rudnn_floormod(int64_t a, int64_t b) {
+    int64_t rest = a % b;
+    return rest != 0 && (a < 0) != (b < 0) ? rest + b : rest;
+}
+
 /* The code's meaning, for messages. */
 static inline const char *rudnn_status_text(int32_t status) {
     switch (status) {

@@ -1,0 +1,161 @@
+"""Bugs that were, in operators, the harness and the embedding: a test for each, by its symptom."""
+
+from __future__ import annotations
+
+import math
+import shlex
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rudnn
+from rudnn.check import check
+from rudnn.dsl import In, Out, axes, bf16, dim, f32, i64, op, require
+from rudnn.dsl.errors import OperatorError, TargetError
+from rudnn.dsl.expr import ScalarRef
+from rudnn.dsl.host import evaluate, source
+from rudnn.ops.registry import operators
+from rudnn.runtime.export import export_operator
+from rudnn.runtime.targets import registered
+from rudnn.runtime.targets.llvm import loader, toolchain
+
+needs_compiler = pytest.mark.skipif(
+    toolchain.find_compiler() is None, reason="needs a C compiler: apt install gcc"
+)
+
+SWEEP = r"""
+#include <stdio.h>
+#include "rudnn_embed.h"
+int main(void) {
+    int64_t a, b;
+    for (a = -7; a <= 7; ++a)
+        for (b = -3; b <= 3; ++b) {
+            float x = (float)a / 2, y = (float)b;
+            if (b) printf("%d %d %g %g\n", (int)INTEGERS, (int)REST, FLOATS, LEFT);
+        }
+    return 0;
+}
+"""
+
+
+@op(out=Out("N", "H"), example={"N": 4, "H": 5})
+def apart(x: Any = In("N", "H")) -> Any:
+    """x, if N − H is −1 or a number like it."""
+    by = dim("N") - dim("H")
+    require(by % 3 == 2, "N − H with 2 left of a division by 3", N=dim("N"), H=dim("H"))
+    require(by // 2 < 0, "N below H", N=dim("N"), H=dim("H"))
+    n, h = axes("N", "H")
+    return x[n, h] + 0
+
+
+def compiled(folder: Path, *arguments: object) -> None:
+    command = [*(toolchain.find_compiler() or ()), "-Wall", "-Werror", *map(str, arguments)]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def said(*command: object) -> str:
+    done = subprocess.run([str(c) for c in command], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@needs_compiler
+def test_c_rounded_division_of_negative_numbers_to_zero_unlike_python(tmp_path: Path) -> None:
+    a, b, x, y = (ScalarRef(n, t) for n, t in zip("abxy", (i64, i64, f32, f32), strict=True))
+    nodes = {"INTEGERS": a // b, "REST": a % b, "FLOATS": x // y, "LEFT": x % y}
+    program = SWEEP
+    for word, node in nodes.items():
+        program = program.replace(word, source(node, "c"))
+    (tmp_path / "sweep.c").write_text(program)
+    runtime = toolchain.NATIVE / "rudnn_runtime.c"
+    compiled(
+        tmp_path, "-I", toolchain.NATIVE, "-o", "sweep", "sweep.c", runtime, "-lm", "-lpthread"
+    )
+    got = [float(word) for word in said(tmp_path / "sweep").split()]
+    want = [
+        float(evaluate(node, {"a": i, "b": j, "x": i / 2, "y": float(j)}))
+        for i in range(-7, 8) for j in range(-3, 4) if j for node in nodes.values()
+    ]  # fmt: skip
+    assert got == want
+
+
+@needs_compiler
+def test_exported_requirement_over_a_negative_number_was_refused(tmp_path: Path) -> None:
+    x = np.ones((4, 5), np.float32)
+    assert np.array_equal(apart(x), x)
+    made = export_operator(apart, folder=tmp_path)
+    compiled(tmp_path, *shlex.split(made["build"])[1:])
+    said(tmp_path / f"{made['name']}_host", "N=4", "H=5")
+
+
+@pytest.mark.parametrize("number", [math.inf, -math.inf, math.nan])
+def test_an_expression_with_inf_or_nan_raised_name_error(number: float) -> None:
+    below = ScalarRef("x", f32) < number
+    assert evaluate(below, {"x": 1.0}) == (number > 1.0)
+
+
+@pytest.mark.parametrize("target", ["elsewhere", "llvm:x86-64-v3"])
+def test_check_ran_on_the_host_and_wrote_another_target_on_its_rows(
+    monkeypatch: pytest.MonkeyPatch, target: str
+) -> None:
+    monkeypatch.setitem(registered(), "elsewhere", registered()["llvm"])
+    with pytest.raises(TargetError, match=f"the host's llvm, to check on, got {target}"):
+        check(operators()["silu"], target)
+
+
+def test_packed_weight_of_a_tensor_subclass_with_gradients_was_refused() -> None:
+    torch = pytest.importorskip("torch")
+
+    class Weight(torch.Tensor):
+        pass
+
+    assert "torch" not in Weight.__module__
+    plain, x = torch.randn(6, 8), torch.randn(3, 8)
+    packed = rudnn.nn.PackedWeight(plain.as_subclass(Weight).requires_grad_())
+    torch.testing.assert_close(rudnn.nn.linear(x, packed), x @ plain.T)
+
+
+@pytest.mark.parametrize("dtype", [f32, bf16])
+def test_matmul_of_tensors_with_broadcast_leading_dims_gave_numpy(dtype: Any) -> None:
+    random = np.random.default_rng(0)
+    a, b = random.standard_normal((3, 1, 4, 8)), random.standard_normal((2, 8, 5))
+    left, right = rudnn.tensor(a, dtype), rudnn.tensor(b, dtype)
+    made = rudnn.nn.matmul(left, right)
+    assert isinstance(made, rudnn.Tensor)
+    assert made.shape == (3, 2, 4, 5) and made.dtype == dtype and made.queue is left.queue
+    want = np.asarray(left, np.float32) @ np.asarray(right, np.float32)
+    limit = 1e-5 if dtype is f32 else 2e-2
+    np.testing.assert_allclose(made.numpy().astype(np.float32), want, rtol=limit, atol=limit)
+
+
+def test_matmul_of_what_is_no_array_raised_attribute_error() -> None:
+    good = np.ones((2, 2), np.float32)
+    with pytest.raises(OperatorError, match="rudnn.Tensor for a, got list"):
+        rudnn.nn.matmul([[1.0]], good)
+    with pytest.raises(OperatorError, match="rudnn.Tensor for b, got NoneType"):
+        rudnn.nn.matmul(good, None)
+
+
+def test_doctor_said_that_kernels_are_linked_where_the_native_runtime_was_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(loader, "runtime", lambda: SimpleNamespace(native=False))
+    for compiler in (("cc",), None):
+        monkeypatch.setattr(toolchain, "find_compiler", lambda found=compiler: found)
+        status = registered()["llvm"].status()
+        assert "native runtime could not be built" in status.detail and status.hint
+        assert "links with" not in status.detail
+        assert ("no C compiler" in status.detail) == (compiler is None)
+
+
+def test_operators_did_not_say_their_dtypes_and_errors() -> None:
+    for name, declared in operators().items():
+        if declared.module.startswith("rudnn.ops."):
+            words = " ".join(declared.doc.split())
+            assert f"Raises {declared.error.__name__}" in words and "bf16" in words, name
+            assert len(declared.doc.splitlines()[0]) <= 96, name

@@ -71,7 +71,7 @@ def _flag(
     base: Stage, node: Reduce, condition: Expr, suffix: str, names: Names
 ) -> tuple[Stage, Expr]:
     """A stage that counts whether `condition` holds anywhere, and its test."""
-    marks = Reduce("max", Cast(condition, i32), node.over, node.where, "ignore", i32)
+    marks = Reduce("max", Cast(condition, i32), node.over, node.where, "any", i32)
     stage, read = _stage(base, suffix, marks, names)
     return stage, Binary("gt", read, Const(0, i32), bool_)
 
@@ -81,7 +81,7 @@ def _expand(base: Stage, node: Reduce, names: Names) -> tuple[list[Stage], Expr]
         stage, test = _flag(base, node, node.body, "any", names)
         return [stage], test
     op = "max" if node.op == "argmax" else node.op
-    best = replace(node, op=op, nan="ignore", dtype=node.body.dtype)
+    best = replace(node, op=op, nan="any", dtype=node.body.dtype)
     helpers, value = [], None
     nan_here: Expr | None = None
     if node.body.dtype.is_float:
@@ -103,6 +103,6 @@ def _expand(base: Stage, node: Reduce, names: Names) -> tuple[list[Stage], Expr]
     if nan_here is not None:
         hit = Select(has_nan, nan_here, hit, bool_)
     first = Reduce("min", Select(hit, along, Const(_FAR, i64), i64), node.over, node.where,
-                   "ignore", i64)  # fmt: skip
+                   "any", i64)  # fmt: skip
     stage, index = _stage(base, "first", first, names)
     return [*helpers, stage], index

@@ -31,7 +31,8 @@ from .expr import (
 class Reduce(Form):
     """`op` of `body` over axes; where `where` is false the element does not take part.
 
-    `nan` is "carry" (a NaN among the elements is the result) or "ignore" (max and min only).
+    `nan`, for max and min: "carry" (a NaN among the elements is the result), "ignore" (they do not
+    take part), or "any" (either, whichever is quicker).
     """
 
     op: str
@@ -227,12 +228,12 @@ def prod(body: Value, *, over: Over, where: Value | None = None) -> Expr:
 
 
 def max(body: Value, *, over: Over, where: Value | None = None, nan: str = "carry") -> Expr:
-    """The greatest body; −inf when nothing takes part. `nan="ignore"` skips NaN."""
+    """The greatest body; −inf when nothing takes part. `nan="ignore"` skips NaN, "any" may."""
     return _reduce("max", body, over, where, nan)
 
 
 def min(body: Value, *, over: Over, where: Value | None = None, nan: str = "carry") -> Expr:
-    """The least body; +inf when nothing takes part. `nan="ignore"` skips NaN."""
+    """The least body; +inf when nothing takes part. `nan="ignore"` skips NaN, "any" may."""
     return _reduce("min", body, over, where, nan)
 
 

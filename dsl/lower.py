@@ -120,6 +120,10 @@ def _uses(node: Expr) -> dict[int, int]:
     return counts
 
 
+def _from_data(index: Expr) -> bool:
+    return any(isinstance(n, Read) for n in walk(index))
+
+
 def _worth(node: Expr) -> bool:
     return isinstance(node, (Unary, Binary, Select))
 
@@ -177,8 +181,19 @@ class Lowering:
         if isinstance(node, Select):
             return tirx.Select(go(node.condition), go(node.then), go(node.otherwise))
         if isinstance(node, Read):
-            return self.read(node.tensor, [go(i) for i in node.index], node.fill)
+            index = [
+                self._clamped(go(i), extent) if node.fill is None and _from_data(i) else go(i)
+                for i, extent in zip(node.index, node.tensor.shape, strict=True)
+            ]
+            return self.read(node.tensor, index, node.fill)
         raise CompileError(f"needs a pointwise expression, got {type(node).__name__}")
+
+    def _clamped(self, index: Tir, extent: Size) -> Tir:
+        """An index that memory holds: whatever that is, the read stays within the tensor."""
+        from tvm import tirx
+
+        zero, last = tirx.const(0, "int64"), self.size(extent) - tirx.const(1, "int64")
+        return tirx.max(tirx.min(index.astype("int64"), last), zero)
 
     def read(self, tensor: Tensor, index: list[Tir], fill: float | int | None = None) -> Tir:
         """The element of `tensor` at `index`, decoded; outside the shape it is `fill`."""

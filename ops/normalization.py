@@ -31,7 +31,7 @@ def softmax_last_axis(x: Any = In("*rows", "H")) -> Any:
     """
     _not_empty()
     r, h = axes("*rows", "H")
-    top = max(x[r, h], over=h, nan="ignore")
+    top = max(x[r, h], over=h, nan="any")
     weight = keep("weight", (r, h), exp(x[r, h] - top))
     return weight[r, h] * (1 / sum(weight[r, h], over=h))
 

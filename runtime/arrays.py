@@ -144,22 +144,47 @@ class NumPyKind:
         return x
 
 
+class NumPyScalarKind(NumPyKind):
+    """`numpy.float32(1)` and its like, which have no memory of their own: they are copied."""
+
+    def layout(self, x: Any) -> Layout:
+        return object(), x.shape, x.strides
+
+    def strides(self, x: Any) -> tuple[int, ...] | None:
+        return None
+
+
 class TorchKind:
-    """`torch.Tensor` on the CPU."""
+    """`torch.Tensor` on the CPU.
+
+    Negative and conjugate views hold other numbers than their memory: they are copied.
+    """
 
     name = "torch"
 
     def layout(self, x: Any) -> Layout:
-        return x.dtype, x.shape, x.stride()
+        if not x.is_cpu:
+            raise DeviceError(f"needs tensors on the CPU, got one on {x.device}")
+        if x.is_neg():
+            return object(), x.shape, x.stride()
+        try:
+            return x.dtype, x.shape, x.stride()
+        except RuntimeError as error:
+            raise OperatorError(f"needs a dense torch tensor, got layout {x.layout}") from error
 
     def dtype(self, native: Any) -> DType | None:
         return dtype_of(str(native).removeprefix("torch."))
 
-    def strides(self, x: Any) -> tuple[int, ...]:
-        return x.stride()
+    def strides(self, x: Any) -> tuple[int, ...] | None:
+        return None if x.is_neg() else x.stride()
 
     def pointer(self, x: Any) -> int:
-        return x.data_ptr()
+        try:
+            return x.data_ptr()
+        except RuntimeError as error:
+            raise OperatorError(
+                f"needs a torch tensor with memory of its own, got {error}"
+            ) from error
 
     def native(self, dtype: DType, like: Any) -> Any:
         return _torch_dtype(dtype.name)
@@ -171,7 +196,7 @@ class TorchKind:
         return x.new_empty(_span(x.shape, x.stride())).as_strided(x.shape, x.stride())
 
     def contiguous(self, x: Any) -> Any:
-        return x.contiguous()
+        return x.resolve_neg().contiguous()
 
     def expand(self, x: Any, shape: Sequence[int]) -> Any:
         return x.expand(shape)
@@ -226,6 +251,7 @@ def _torch_dtype(name: str) -> Any:
 
 
 NUMPY = NumPyKind()
+NUMPY_SCALAR = NumPyScalarKind()
 TORCH = TorchKind()
 _KINDS: dict[type, Kind] = {np.ndarray: NUMPY}
 
@@ -243,7 +269,9 @@ def kind_of(x: Any, name: str) -> Kind:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(x, torch.Tensor):
         return _KINDS.setdefault(type(x), TORCH)
-    if isinstance(x, (np.ndarray, np.generic)):
+    if isinstance(x, np.generic):
+        return NUMPY_SCALAR
+    if isinstance(x, np.ndarray) and not isinstance(x, np.ma.MaskedArray):
         return NUMPY
     got = type(x).__name__
     raise OperatorError(f"needs a NumPy array, torch tensor or rudnn.Tensor for {name}, got {got}")

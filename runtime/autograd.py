@@ -81,4 +81,11 @@ def apply(caller: Caller, values: tuple[Any, ...], out: Any) -> Any:
         )
     if out is not None:
         raise OperatorError(f"{declaration.name} needs no out= where gradients are recorded")
+    tensor = sys.modules["torch"].Tensor
+    for array in values[: caller.count]:
+        if array is not None and not isinstance(array, tensor):
+            got = type(array).__name__
+            raise OperatorError(
+                f"{declaration.name} needs torch tensors only where it records gradients, got {got}"
+            )
     return _function().apply(caller, values, *values[: caller.count])

@@ -10,7 +10,14 @@ from typing import Any
 from ..dsl.declare import Declaration, set_runner
 from ..dsl.errors import LaunchError
 from .arrays import Kind, kind_of
-from .callplan import Arguments, CallPlan, check_indices, make_plan, plain_strides
+from .callplan import (
+    Arguments,
+    CallPlan,
+    check_indices,
+    check_outs,
+    make_plan,
+    plain_strides,
+)
 from .workspace import arena
 
 PLANS_KEPT = 1024
@@ -121,6 +128,7 @@ class Caller:
         outs: tuple[Any, ...], out_kinds: tuple[Kind, ...],
     ) -> Any:  # fmt: skip
         """Launch with results stored in the caller's arrays, even where they overlap inputs."""
+        check_outs(self.declaration, out_kinds, outs)
         targets = [
             k.similar(o) if _overlaps(o, k, arrays, kinds) else o
             for k, o in zip(out_kinds, outs, strict=True)

@@ -88,7 +88,7 @@ def make_plan(declaration: Declaration, args: Arguments) -> CallPlan:
 
 
 def _check_place(declaration: Declaration, args: Arguments) -> None:
-    """All tensors on one device and one queue; results writeable and apart from each other.
+    """All tensors on one device and one queue; the elements of a result apart.
 
     Plain host arrays have no queue: they go with any of the host's.
     """
@@ -100,19 +100,32 @@ def _check_place(declaration: Declaration, args: Arguments) -> None:
     queues = {q for q in (k.queue(a) for k, a in pairs) if q is not None}
     if len(queues) > 1:
         raise DeviceError(f"needs all tensors on one queue, got {len(queues)} of {devices[0]}")
-    spans = []
     for kind, array in zip(args.out_kinds, args.outs, strict=True):
+        strides, shape = kind.strides(array), tuple(array.shape)
+        if strides is None or not _apart(shape, strides):
+            raise declaration.error(
+                f"{declaration.name} needs an out whose elements do not share memory, "
+                f"got shape {list(shape)} and strides {strides}"
+            )
+
+
+def _apart(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Whether each dim steps over all that the quicker ones span."""
+    reach = 0
+    for step, size in sorted((abs(s), n) for s, n in zip(strides, shape, strict=True) if n > 1):
+        if step <= reach:
+            return 0 in shape
+        reach += step * (size - 1)
+    return True
+
+
+def check_outs(declaration: Declaration, kinds: Sequence[Kind], outs: Sequence[Any]) -> None:
+    """Raise the operator's error unless results may be stored in `outs`, apart from each other."""
+    spans = []
+    for kind, array in zip(kinds, outs, strict=True):
         if not kind.writeable(array):
             raise declaration.error(
                 "needs a writeable out, got a read-only array or one that requires grad"
-            )
-        strides, shape = kind.strides(array), tuple(array.shape)
-        piled = strides is not None and any(
-            s == 0 and n > 1 for s, n in zip(strides, shape, strict=True)
-        )
-        if strides is None or (piled and 0 not in shape):
-            raise declaration.error(
-                f"needs an out whose elements lie apart at whole steps, got strides {strides}"
             )
         spans.append(kind.bounds(array))
     for i, (low, high) in enumerate(spans):
@@ -166,17 +179,20 @@ def _number(declaration: Declaration, name: str, value: Any) -> int | float:
     except (TypeError, ValueError, RuntimeError):
         plain = value
     if isinstance(plain, int) and not isinstance(plain, bool):
-        return plain if integer else _as_f32(float(plain))
+        return plain if integer else _as_f32(plain)
     if isinstance(plain, float) and not integer:
         return _as_f32(plain)
     wanted = "an integer" if integer else "a number"
     raise declaration.error(f"{declaration.name} needs {name} {wanted}, got {value!r}")
 
 
-def _as_f32(value: float) -> float:
+def _as_f32(value: int | float) -> float:
     """The number as the kernel will see it, so that contract checks see the same."""
-    with np.errstate(over="ignore", under="ignore"):
-        return float(np.float32(value))
+    try:
+        with np.errstate(over="ignore", under="ignore"):
+            return float(np.float32(value))
+    except OverflowError:  # an int past any float
+        return float("inf") if value > 0 else float("-inf")
 
 
 def pack(plan: LaunchPlan, bound: Bound, numbers: dict[str, int | float]) -> tuple[bytes, bytes]:

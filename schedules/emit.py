@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..dsl import forms
-from ..dsl.dtypes import DType, f32
+from ..dsl.dtypes import DType, bool_, f32
 from ..dsl.errors import CompileError
-from ..dsl.expr import Axis, Const, Expr, Select, Size, Stage, Tensor
+from ..dsl.expr import Axis, Const, Expr, Select, Size, Stage, Tensor, Unary
 from ..dsl.graph import Names, reads
 from ..dsl.lower import Lowering, constant, encode, storage
 from .group import Group
@@ -273,7 +273,8 @@ def reducer(op: str, dtype: DType) -> Callable[..., Tir]:
 
 def masked(node: forms.Reduce) -> Expr:
     """The body with elements that take no part replaced by the neutral element."""
-    if node.where is None:
-        return node.body
     value = Const(neutral(node.op, node.dtype), node.dtype)
-    return Select(node.where, node.body, value, node.dtype)
+    body = node.body
+    if node.op in ("max", "min") and node.nan == "ignore" and node.dtype.is_float:
+        body = Select(Unary("isnan", body, bool_), value, body, node.dtype)
+    return body if node.where is None else Select(node.where, body, value, node.dtype)

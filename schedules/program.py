@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..dsl.canonical import canonicalise
-from ..dsl.expr import Stage, Tensor
+from ..dsl.expr import Tensor
 from ..dsl.graph import Graph
 from ..dsl.host import identifier
 from ..dsl.lower import Lowering
@@ -78,8 +78,3 @@ def _strides(tensor: Tensor, unit: bool) -> tuple[Any, ...]:
     if unit and made:
         made[-1] = tirx.IntImm("int64", 1)
     return tuple(made)
-
-
-def intermediates(program: Program) -> tuple[Stage, ...]:
-    """Tensors that live in the workspace."""
-    return tuple(stage for stage, _ in program.workspace.offsets)

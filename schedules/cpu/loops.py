@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-HINT = "pragma_loop_partition_hint"
-
 
 def vectorize(sch: Any, loop: Any, lanes: int, unroll: int = 1) -> Any:
     """`for i` → `for o: unrolled for u: vectorised for l`, tail peeled off; returns the outer loop.
 
-    The tail guard is taken out of the main part by TVM's loop partition (hence the hint).
+    The guard of a split that does not divide is taken off whole vectors when lowering.
     """
     outer, inner = sch.split(loop, [None, lanes * unroll])
     if unroll > 1:
@@ -19,7 +17,6 @@ def vectorize(sch: Any, loop: Any, lanes: int, unroll: int = 1) -> Any:
     else:
         lane = inner
     sch.vectorize(lane)
-    sch.annotate(outer, HINT, True)
     return outer
 
 

@@ -20,11 +20,6 @@ from .guards import split_vector_guards
 from .indices import truncate_divisions
 
 _DL_CPU = 1
-_PARTITION = {
-    "partition_const_loop": True,
-    "no_unroll_loop_with_extent_one": True,
-    "unroll_loop_with_partition_hint_no_interval": False,
-}
 
 
 def lower(program: Program, entry: str, target: Any) -> tuple[Any, LaunchPlan]:
@@ -32,10 +27,9 @@ def lower(program: Program, entry: str, target: Any) -> tuple[Any, LaunchPlan]:
     import tvm
 
     bodies = []
-    with tvm.transform.PassContext(config={"s_tir.LoopPartition": _PARTITION}):
-        for kernel in program.kernels:
-            module = _loop_passes(target)(tvm.IRModule({"main": kernel.function}))
-            bodies.append(module["main"])
+    for kernel in program.kernels:
+        module = _loop_passes(target)(tvm.IRModule({"main": kernel.function}))
+        bodies.append(module["main"])
     slots = _slots(program)
     function = truncate_divisions(_entry(program, bodies, slots), program.dims.values())
     function = function.with_attr("global_symbol", entry)
@@ -73,7 +67,11 @@ def work(graph: Graph) -> Any:
 
 
 def _loop_passes(target: Any) -> Any:
-    """Blocks to loops: the CPU part of TVM's pipeline, 64-bit indices kept."""
+    """Blocks to loops: the CPU part of TVM's pipeline, 64-bit indices kept.
+
+    Without its LoopPartition, which splits a loop at any condition found in it: where that depends
+    on a number known at launch, the parts it makes can start before the loop and write there.
+    """
     import tvm
     from tvm import s_tir, tirx
 

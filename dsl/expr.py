@@ -271,6 +271,8 @@ def as_expr(value: Value, like: DType | None = None) -> Expr:
     if isinstance(value, bool):
         return Const(value, bool_)
     if isinstance(value, int):
+        if not -(2**63) <= value < 2**63:
+            raise DeclarationError(f"needs an integer that fits 64 bits, got {value}")
         return Const(value, like if like is not None else i64)
     if isinstance(value, float):
         return Const(value, like if like is not None and like.is_float else f32)
@@ -319,9 +321,14 @@ def _common(a: Value, b: Value) -> tuple[Expr, Expr]:
 def binary(op: str, a: Value, b: Value) -> Expr:
     """A two-operand node, operands brought to one type; integer constants fold."""
     left, right = _common(a, b)
+    if op in ("floordiv", "mod"):
+        if not left.dtype.is_int:
+            raise DeclarationError(f"needs integers for // and %, got {left.dtype}")
+        if _is(right, 0):
+            raise DeclarationError("needs a divisor other than 0, got 0")
     if isinstance(left, Const) and isinstance(right, Const) and left.dtype.is_int:
         folded = _FOLD.get(op)
-        if folded is not None and not (op in ("floordiv", "mod") and right.value == 0):
+        if folded is not None:
             return Const(folded(left.value, right.value), left.dtype)
     if op in ("add", "sub") and _is(right, 0) and left.dtype.is_int:
         return left

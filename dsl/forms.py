@@ -244,6 +244,8 @@ def any(body: Value, *, over: Over) -> Expr:
 
 def argmax(body: Value, *, over: Axis) -> Expr:
     """The first index of the greatest body (NaN is greatest), i64."""
+    if isinstance(over, tuple):
+        raise DeclarationError(f"needs one axis for argmax, got {len(over)}")
     return _reduce("argmax", body, over, None)
 
 

@@ -179,6 +179,8 @@ def _number(declaration: Declaration, name: str, value: Any) -> int | float:
     except (TypeError, ValueError, RuntimeError):
         plain = value
     if isinstance(plain, int) and not isinstance(plain, bool):
+        if integer and not -(2**63) <= plain < 2**63:
+            raise declaration.error(f"{declaration.name} needs {name} in 64 bits, got {plain}")
         return plain if integer else _as_f32(plain)
     if isinstance(plain, float) and not integer:
         return _as_f32(plain)

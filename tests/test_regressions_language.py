@@ -238,3 +238,25 @@ def test_block_names_do_not_repeat() -> None:
     emitter.group, emitter._names = group, Names()
     given = [emitter.name(n) for n in ("x_1", "x", "x", "rows.0", "rows_0")]
     assert len(set(given)) == len(given)
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        lambda x, i: x // 2.0,
+        lambda x, i: x % x,
+        lambda x, i: x + i // 0,
+        lambda x, i: x + i * 2**64,
+        lambda x, i: argmax(x, over=(i, i)),
+    ],
+)
+def test_expressions_without_a_meaning_are_refused_by_name(expression) -> None:
+    """They reached TVM, which answered with an internal error."""
+
+    @op(out=Out("N"), example={"N": 4}, name="senseless")
+    def senseless(x: Any = In("N")) -> Any:
+        i = axes("N")
+        return expression(x[i], i)
+
+    with pytest.raises(DeclarationError, match="needs"):
+        senseless.trace(Spec((("x", f32),)))

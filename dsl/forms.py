@@ -313,6 +313,8 @@ def scatter_add(value: Value, *, at: Mapping[Axis, Value], over: Over) -> Expr:
 
 def where(condition: Value, then: Value, otherwise: Value) -> Expr:
     """`then` where the condition holds, else `otherwise`; the other one has no influence."""
+    if not isinstance(then, Expr) and not isinstance(otherwise, Expr):
+        then = as_expr(then, f32 if isinstance(otherwise, float) else None)
     left, right = _common(then, otherwise)
     return Select(cast(condition, bool_), left, right, left.dtype)
 

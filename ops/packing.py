@@ -15,7 +15,7 @@ class PackedWeight:
     Keeps a copy; later changes of the array it was made of have no influence.
     """
 
-    __slots__ = ("panels", "shape")
+    __slots__ = ("dtype", "panels", "shape")
 
     def __init__(self, weight: Any) -> None:
         kind = kind_of(weight, "weight")
@@ -26,6 +26,7 @@ class PackedWeight:
         if kind.name == "torch":
             weight = weight.detach()
         self.shape = shape
+        self.dtype = kind.dtype(kind.layout(weight)[0])
         self.panels = declared.pack_weight(weight, P=panels, L=width)
 
     def __repr__(self) -> str:
@@ -58,6 +59,14 @@ def linear(
         On shapes, dtypes or an activation that do not fit.
     """
     if isinstance(weight, PackedWeight):
+        kind = kind_of(x, "x")
+        dtype = kind.dtype(kind.layout(x)[0])
+        require_host(
+            dtype == weight.dtype,
+            "x and weight of one dtype",
+            f"{dtype} and {weight.dtype}",
+            NNError,
+        )
         return declared.linear_packed(
             x, weight.panels, bias, activation, residual, N=weight.shape[0], out=out
         )

@@ -77,10 +77,6 @@ def _span(shape: Sequence[int], strides: Sequence[int]) -> int:
     return sum((n - 1) * abs(s) for n, s in zip(shape, strides, strict=True)) + 1
 
 
-def _forward(strides: Sequence[int]) -> tuple[int, ...]:
-    return tuple(abs(s) for s in strides)
-
-
 class NumPyKind:
     """`numpy.ndarray`."""
 
@@ -108,9 +104,11 @@ class NumPyKind:
         return np.empty(shape, native)
 
     def similar(self, x: Any) -> Any:
-        return np.lib.stride_tricks.as_strided(
-            np.empty(_span(x.shape, self.strides(x) or ()), x.dtype), x.shape, _forward(x.strides)
-        )
+        strides = self.strides(x) or ()
+        base = np.empty(_span(x.shape, strides), x.dtype)
+        # A negative stride counts back from the first element, which is then not the lowest.
+        first = sum((n - 1) * -s for n, s in zip(x.shape, strides, strict=True) if s < 0 < n)
+        return np.lib.stride_tricks.as_strided(base[first:], x.shape, x.strides)
 
     def contiguous(self, x: Any) -> Any:
         return np.array(x, order="C", copy=True, subok=False)

@@ -35,8 +35,10 @@ def _function() -> Any:
             return result
 
         @staticmethod
-        @torch.autograd.function.once_differentiable
         def backward(ctx: Any, grad: Any) -> Any:
+            if torch.is_grad_enabled():  # create_graph=True
+                name = ctx.caller.declaration.name
+                raise OperatorError(f"{name} has no second derivative, got create_graph=True")
             caller, (*saved, result) = ctx.caller, ctx.saved_tensors
             known = dict(zip(caller.names, (*saved, *ctx.settings), strict=True)) | {"y": result}
             grads = _backward(caller, known, grad)

@@ -84,12 +84,12 @@ class Caller:
         if out is None:
             outs: tuple[Any, ...] = ()
             out_kinds: tuple[Kind, ...] = ()
-            key: Any = (*layouts, settings, tuple(map(type, settings)))
+            key: Any = (*layouts, settings, _sorts(settings))
         else:
             outs = out if isinstance(out, tuple) else (out,)
             out_kinds = tuple([kind_of(o, "out") for o in outs])
             places = [k.layout(o) for k, o in zip(out_kinds, outs)]  # noqa: B905
-            key = (*layouts, settings, tuple(map(type, settings)), *places)
+            key = (*layouts, settings, _sorts(settings), *places)
         try:
             plan = self.plans.get(key)
         except TypeError:  # a setting that cannot be hashed; the checks will say what is wrong
@@ -150,6 +150,11 @@ class Caller:
         """Several results as a named tuple; one that this call does not have is None."""
         found = {name: m for (name, _, _), m in zip(plan.results, made, strict=True)}
         return self.result_type(*(found.get(f) for f in self.result_type._fields))
+
+
+def _sorts(settings: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What `==` between settings does not tell apart: 1, 1.0 and True, and the zeros."""
+    return tuple([str(s) if type(s) is float and s == 0 else type(s) for s in settings])
 
 
 def _start(plan: CallPlan, addresses: list[int]) -> None:

@@ -69,6 +69,10 @@ def make_plan(declaration: Declaration, args: Arguments) -> CallPlan:
     )
     kind, like = next((k, a) for k, a in zip(args.kinds, args.arrays, strict=True) if k is not None)
     results = tuple((n, shape, kind.native(dtype, like)) for n, shape, dtype in bound.results)
+    if len(args.outs) > len(results):
+        raise declaration.error(
+            f"{declaration.name} needs at most {len(results)} results in out, got {len(args.outs)}"
+        )
     if all(elements(shape) == 0 for _, shape, _ in bound.results):
         nothing = struct.Struct("").pack
         return CallPlan(

@@ -25,6 +25,7 @@ from rudnn.errors import (
     WorkspaceError,
 )
 from rudnn.runtime import compiler, workspace
+from rudnn.runtime.call import caller
 
 softmax = rudnn.normalization.softmax_last_axis
 
@@ -526,3 +527,44 @@ def test_extrema_that_ignore_nan(width: int) -> None:
     x[np.random.default_rng(12).random(x.shape) < 0.4] = np.nan
     want = np.where(np.isnan(x), -np.inf, x).max(-1)
     np.testing.assert_array_equal(greatest_number(x), want)
+
+
+def test_out_reversed_over_its_input() -> None:
+    """The stand-in for the result had forward strides where the kernel went backward."""
+    y = np.random.default_rng(13).random((64, 64), np.float32)
+    want = softmax(y.copy())
+    for _ in range(20):
+        fresh = y.copy()
+        softmax(fresh, out=fresh[::-1, ::-1])
+        np.testing.assert_array_equal(fresh[::-1, ::-1], want)
+
+
+def test_second_derivatives_are_refused_not_dropped() -> None:
+    p = torch.randn(4, 8, requires_grad=True)
+    with pytest.raises(OperatorError, match="second derivative"):
+        torch.autograd.grad(rudnn.nn.gelu(p).sum(), p, create_graph=True)
+
+
+@dsl.op(out=dsl.Out("N"), example={"N": 4})
+def scaled(x: Any = dsl.In("N"), *, by: Any = dsl.Param()) -> Any:
+    """x · by, and where x is positive one more."""
+    n = dsl.axes("N")
+    return x[n] * by + dsl.where(x[n] > 1, 1.0, 0.0)
+
+
+def test_zeros_of_either_sign_are_different_settings() -> None:
+    one = np.ones(1, np.float32)
+    for by in (0.0, -0.0, 0.0):
+        assert np.signbit(rudnn.nn.mul(one, np.float32(by)))[0] == np.signbit(by)
+        scaled(one, by=by)
+    assert len(caller(scaled).plans) == 2
+
+
+def test_more_results_than_there_are_is_refused() -> None:
+    q = np.ones((1, 1, 2, 4), np.float32)
+    outs = (np.empty((1, 1, 2, 4), np.float32), np.empty((1, 1, 2), np.float32))
+    with pytest.raises(RudnnError, match="at most 1"):
+        rudnn.attention.attention(q, q, q, out=outs)
+    with pytest.raises(RudnnError, match="one dtype"):
+        packed = rudnn.nn.PackedWeight(np.ones((5, 4), np.float32))
+        rudnn.nn.linear(np.ones((2, 4), np.float16), packed)

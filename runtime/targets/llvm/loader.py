@@ -24,13 +24,15 @@ import threading
 import uuid
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ....dsl.errors import CompileError, LoadError
 from ...cache import DiskCache
 from . import toolchain
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future, ThreadPoolExecutor
 
 Kernel = Callable[[bytes], int]  # packed int64 arguments -> status, 0 is success
 
@@ -223,6 +225,12 @@ define dllexport i32 @__tvm_ffi_rudnn_table(ptr %self, ptr %args, i32 %count, pt
 """
 
 
+def _wait(running: list[Future[None]]) -> None:
+    from concurrent.futures import wait
+
+    wait(running)
+
+
 def _address(function: Any) -> int:
     return ctypes.cast(function, ctypes.c_void_p).value or 0
 
@@ -325,7 +333,7 @@ class _PythonRuntime(Runtime):
         running = [helper for helper in helpers if not helper.cancel()]
         while not all(helper.done() for helper in running):  # they use this thread's stack
             try:
-                wait(running)
+                _wait(running)
             except BaseException:
                 failures.append(-1)
         return failures[0] if failures else 0
@@ -334,6 +342,9 @@ class _PythonRuntime(Runtime):
         key = (os.getpid(), size)
         with _lock:
             if key not in self._pools:
+                # Not above: it cannot be imported while the interpreter ends, and few need it.
+                from concurrent.futures import ThreadPoolExecutor
+
                 self._pools[key] = ThreadPoolExecutor(size, thread_name_prefix="rudnn")
             return self._pools[key]
 

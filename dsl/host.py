@@ -22,7 +22,6 @@ _C = _PYTHON | {  # C's / and % round to 0, Python's and the kernels' down
     "max": "RUDNN_MAX({}, {})", "min": "RUDNN_MIN({}, {})",
     "and": "({} && {})", "or": "({} || {})",
 }  # fmt: skip
-_C_FLOAT = {"floordiv": "floor({0} / {1})", "mod": "({0} - floor({0} / {1}) * {1})"}
 _UNARY = {
     "neg": "(-{})", "not": "(not {})", "finite": "isfinite({})", "isnan": "isnan({})",
     "abs": "abs({})", "sqrt": "sqrt({})", "floor": "floor({})",
@@ -48,8 +47,6 @@ def source(node: Expr | int | float | bool, language: str = "python") -> str:
         return f"((double){inner})" if language == "c" and node.dtype.is_float else inner
     if isinstance(node, Binary):
         table = _PYTHON if language == "python" else _C
-        if language == "c" and node.dtype.is_float:
-            table = _C | _C_FLOAT
         return table[node.op].format(source(node.a, language), source(node.b, language))
     if isinstance(node, Unary) and node.op in _UNARY:
         form = _UNARY[node.op] if language == "python" else _C_UNARY.get(node.op, _UNARY[node.op])

@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from .dtypes import bool_, i32, i64
-from .expr import Binary, Cast, Const, Expr, Read, Select, Stage, Tensor, Unary, free_axes, rebuild
+from .expr import Binary, Cast, Const, Expr, Read, Select, Stage, Tensor, Unary
 from .forms import Reduce
 from .graph import Graph, Names
+from .walk import free_axes, rebuild
 
 _FAR = 2**62
 

@@ -6,9 +6,10 @@ import math
 from collections.abc import Iterable, Mapping
 
 from . import forms
-from .expr import Axis, Binary, Expr, Form, Size, Stage, Unary, free_axes, walk
+from .expr import Axis, Binary, Expr, Form, Size, Stage, Unary
 from .graph import Graph
 from .host import evaluate, identifier
+from .walk import free_axes, walk
 
 _ARITHMETIC = ("add", "sub", "mul", "div", "max", "min")
 

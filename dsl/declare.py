@@ -14,8 +14,9 @@ from typing import Any
 
 from .dtypes import FLOATS, DType, f32
 from .errors import DeclarationError, OperatorError, RudnnError
-from .expr import Axis, DimRef, Expr, Input, ScalarRef, Size, Stage, Value, as_expr, free_axes
+from .expr import Axis, DimRef, Expr, Input, ScalarRef, Size, Stage, Value, as_expr
 from .graph import Graph, Hoister, Names, Requirement
+from .walk import free_axes
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,10 @@ from .expr import (
     as_expr,
     binary,
     cast,
-    free_axes,
     unary,
     widen,
 )
+from .walk import free_axes
 
 
 @dataclass(frozen=True, eq=False)

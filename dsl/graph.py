@@ -22,11 +22,10 @@ from .expr import (
     Stage,
     Tensor,
     as_expr,
-    free_axes,
-    walk,
 )
-from .expr import rebuild as rebuild_node
 from .forms import LogSumExp, Scan
+from .walk import free_axes, walk
+from .walk import rebuild as rebuild_node
 
 
 @dataclass(frozen=True)

@@ -25,9 +25,9 @@ from .expr import (
     Size,
     Tensor,
     Unary,
-    walk,
 )
 from .graph import size
+from .walk import walk
 
 Tir = Any
 Reader = Callable[..., Tir]

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from . import forms
-from .expr import Axis, Binary, Expr, Read, Tensor, free_axes
+from .expr import Axis, Binary, Expr, Read, Tensor
 from .oracle import Array, Evaluator, Labelled, union
+from .walk import free_axes
 
 
 def _product_factors(node: Expr) -> list[Expr]:

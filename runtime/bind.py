@@ -102,16 +102,14 @@ class Binder:
     def check_dtypes(self, views: Mapping[str, View]) -> None:
         own: tuple[str, DType] | None = None
         for name, view in views.items():
-            allowed = self.declaration.inputs[name].dtype
-            if allowed is None:
-                if view.dtype not in self.declaration.dtypes:
-                    self.fail(f"{name} of dtype {_names(self.declaration.dtypes)}", view.dtype)
+            declared = self.declaration.inputs[name]
+            allowed = declared.accepts(self.declaration.dtypes)
+            if view.dtype not in allowed:
+                self.fail(f"{name} of dtype {_names(allowed)}", view.dtype)
+            if declared.dtype is None:
                 if own is not None and own[1] != view.dtype:
                     self.fail(f"{own[0]} and {name} of one dtype", f"{own[1]} and {view.dtype}")
                 own = own or (name, view.dtype)
-            elif view.dtype not in (allowed if isinstance(allowed, tuple) else (allowed,)):
-                choices = allowed if isinstance(allowed, tuple) else (allowed,)
-                self.fail(f"{name} of dtype {_names(choices)}", view.dtype)
 
     def match(self, name: str, view: View) -> None:
         """Bind the dims of one input to its shape."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..dsl import forms
-from ..dsl.expr import Axis, Binary, Cast, Expr, Form, Read, Stage, Tensor, free_axes, walk
+from ..dsl.expr import Axis, Binary, Cast, Expr, Form, Read, Stage, Tensor
 from ..dsl.graph import reads
+from ..dsl.walk import free_axes, walk
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ..dsl import forms
-from ..dsl.expr import Axis, Expr, Read, Stage, walk
+from ..dsl.expr import Axis, Expr, Read, Stage
 from ..dsl.graph import Graph, reads
+from ..dsl.walk import walk
 from .group import Group, contraction, innermost, is_map, reads_at
 
 

@@ -107,7 +107,6 @@ def test_a_kernel_that_raises_is_a_row_not_a_crash(tampered) -> None:
 
 
 def test_a_declaration_that_torch_does_not_confirm_is_found() -> None:
-    pytest.importorskip("torch")
     register("misread")(lambda a: 3 * a["x"])
     wrong = failures(check(double("misread")))
     assert wrong and {r.against for r in wrong} == {"torch"}
@@ -133,7 +132,6 @@ def gated(name: str, slope: Callable[[Any], Any]) -> Any:
 
 
 def test_a_right_backward_passes() -> None:
-    pytest.importorskip("torch")
     rows = check(gated("gated_right", lambda s: s * (1 - s)))
     assert not failures(rows)
     assert {"oracle", "numeric", "autograd"} <= {r.against for r in rows}

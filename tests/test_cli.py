@@ -263,7 +263,6 @@ def test_check_fails_with_exit_code_1(capsys, tmp_path) -> None:
 
 
 def test_bench(capsys, monkeypatch) -> None:
-    pytest.importorskip("torch")
     monkeypatch.setattr(bench, "_SECONDS", 0.05)
     monkeypatch.setenv("RUDNN_NUM_THREADS", "2")
     text = said(capsys, "bench", "--suite", "pointwise", "--against", "torch", "--json")
@@ -280,7 +279,6 @@ def test_bench(capsys, monkeypatch) -> None:
 
 
 def test_bench_does_not_report_a_wrong_result(monkeypatch) -> None:
-    pytest.importorskip("torch")
     monkeypatch.setenv("RUDNN_NUM_THREADS", "2")
     monkeypatch.setattr(bench, "peer", lambda op: lambda a: next(iter(a.values())) * 1.01)
     outcome = bench.run("pointwise", "torch", seconds=0.01)

@@ -8,8 +8,9 @@ from typing import Any
 
 from ...dsl import forms
 from ...dsl.dtypes import f32
-from ...dsl.expr import Axis, Const, Expr, Form, Read, Stage, Tensor, free_axes, rebuild, walk
+from ...dsl.expr import Axis, Const, Expr, Form, Read, Stage, Tensor
 from ...dsl.lower import storage
+from ...dsl.walk import free_axes, rebuild, walk
 from ..capability import Capability
 from ..emit import Emitter, combine, identity, masked
 from ..group import Group

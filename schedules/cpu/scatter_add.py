@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...dsl import forms
-from ...dsl.expr import Axis, Form, free_axes, walk
+from ...dsl.expr import Axis, Form
+from ...dsl.walk import free_axes, walk
 from ..capability import Capability
 from ..emit import Emitter
 from ..group import Group

@@ -7,8 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from ...dsl.expr import Axis, Expr, Read, Tensor, free_axes, rebuild
+from ...dsl.expr import Axis, Expr, Read, Tensor
 from ...dsl.lower import encode, storage
+from ...dsl.walk import free_axes, rebuild
 from ..emit import Emitter
 from ..group import Group
 from .softmax_sum import Roles, SoftmaxSumConfig

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...dsl import forms
-from ...dsl.expr import Axis, Expr, Stage, free_axes
+from ...dsl.expr import Axis, Expr, Stage
 from ...dsl.graph import reads
+from ...dsl.walk import free_axes
 from ..capability import Capability
 from ..emit import Emitter
 from ..group import Group, contraction, is_map

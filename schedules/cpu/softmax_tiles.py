@@ -20,8 +20,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...dsl.expr import Axis, Binary, Expr, Read, Stage, free_axes, walk
+from ...dsl.expr import Axis, Binary, Expr, Read, Stage
 from ...dsl.forms import LogSumExp
+from ...dsl.walk import free_axes, walk
 from ..group import is_map
 from .softmax_block import Block
 from .softmax_sum import split

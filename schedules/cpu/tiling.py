@@ -16,10 +16,8 @@ from ...dsl.expr import (
     Read,
     Tensor,
     cast,
-    free_axes,
-    rebuild,
-    walk,
 )
+from ...dsl.walk import free_axes, rebuild, walk
 from ..emit import Emitter
 from .direct import Nest
 

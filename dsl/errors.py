@@ -18,6 +18,18 @@ class DeviceError(RudnnError):
     """Tensors of one call on different devices or queues, or an unknown device."""
 
 
+class OutOfMemoryError(DeviceError):
+    """A device has not enough memory left; the message says how much was asked for."""
+
+
+class DeviceLostError(DeviceError):
+    """A device stopped answering; nothing more runs on it in this process."""
+
+
+class DeviceTimeoutError(DeviceError):
+    """Work on a device did not finish in the time allowed."""
+
+
 class TargetError(RudnnError):
     """A target that is unknown, or whose compiler or driver is missing."""
 

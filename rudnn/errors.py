@@ -7,18 +7,21 @@ from .dsl.errors import (
     CompileError,
     DeclarationError,
     DeviceError,
+    DeviceLostError,
+    DeviceTimeoutError,
     LaunchError,
     LoadError,
     NNError,
     NormalizationError,
     OperatorError,
+    OutOfMemoryError,
     RudnnError,
     TargetError,
     WorkspaceError,
 )
 
 __all__ = [
-    "AttentionError", "CompileError", "DeclarationError", "DeviceError", "LaunchError",
-    "LoadError", "NNError", "NormalizationError", "OperatorError", "RudnnError", "TargetError",
-    "WorkspaceError",
+    "AttentionError", "CompileError", "DeclarationError", "DeviceError", "DeviceLostError",
+    "DeviceTimeoutError", "LaunchError", "LoadError", "NNError", "NormalizationError",
+    "OperatorError", "OutOfMemoryError", "RudnnError", "TargetError", "WorkspaceError",
 ]  # fmt: skip

@@ -69,17 +69,48 @@ class Target(Protocol):
         """Write what an app without Python needs; the manifest's target part, with its `files`."""
 
 
+class Loaded(Protocol):
+    """A kernel ready to run on one device."""
+
+    def on(self, queue: Queue) -> Callable[[bytes, int], int]:
+        """A function of the packed arguments and a cap on host threads (0: none); 0 is success.
+
+        Work on a device is only submitted. Raises LaunchError or DeviceError, naming the kernel.
+        """
+
+
+class Memory(Protocol):
+    """Memory on a device, given back when the object goes."""
+
+    address: int
+    nbytes: int
+
+
+class Mark(Protocol):
+    """A point in a queue's work."""
+
+    def synchronize(self) -> None:
+        """Wait until the queue has come to this point."""
+
+    def since(self, earlier: Any) -> float:
+        """Seconds of device time from an earlier mark of the same queue; waits for both."""
+
+
 class Driver(Protocol):
-    """Running on one kind of device."""
+    """Running on the devices of one kind.
+
+    Addresses are integers; what lies between them is the driver's. Everything that takes a queue
+    happens in the order of that queue's work.
+    """
 
     def device_names(self) -> Sequence[str]:
         """Names of the devices there are, in index order."""
 
-    def capability(self) -> Capability:
-        """The record of the device in use."""
+    def capability(self, index: int) -> Capability:
+        """The record of a device."""
 
-    def load(self, binary: Path, plan: LaunchPlan, cache: DiskCache) -> Callable[[bytes, int], int]:
-        """A function of the packed arguments and a cap on host threads (0: none); 0 is success."""
+    def load(self, binary: Path, plan: LaunchPlan, cache: DiskCache, index: int) -> Loaded:
+        """A kernel on device `index`. Raises LoadError for a file that is not one."""
 
     def last_error(self) -> str:
         """What the calling thread's last failing kernel said, or ""."""
@@ -87,8 +118,26 @@ class Driver(Protocol):
     def poison(self, on: bool) -> None:
         """Fill scratch memory with NaN before each use (for tests)."""
 
-    def synchronize(self, queue: Queue) -> None:
-        """Wait for a queue; raises LaunchError with the kernel's name."""
+    def allocate(self, nbytes: int, queue: Queue) -> Memory:
+        """Memory of undefined contents. Raises OutOfMemoryError."""
 
-    def memory_usage(self) -> MemoryUsage:
-        """Bytes in use."""
+    def copy_in(self, address: int, data: memoryview, queue: Queue) -> None:
+        """Host bytes to the device; `data` may change once this returns."""
+
+    def copy_out(self, address: int, data: memoryview, queue: Queue) -> None:
+        """Device bytes to the host, waiting for the queue."""
+
+    def copy(self, to: int, start: int, nbytes: int, queue: Queue) -> None:
+        """Device bytes to the same device, in the queue's order."""
+
+    def arena(self, queue: Queue, nbytes: int) -> int:
+        """Address of the queue's workspace of at least `nbytes`, aligned to 64 bytes."""
+
+    def synchronize(self, queue: Queue) -> None:
+        """Wait for a queue; raises LaunchError or DeviceError with the kernel's name."""
+
+    def record(self, queue: Queue) -> Mark:
+        """A mark after the work submitted so far."""
+
+    def memory_usage(self, index: int) -> MemoryUsage:
+        """Bytes in use on a device."""

@@ -7,21 +7,36 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class MatrixUnit:
-    """A matrix instruction: shape (m, n, k), operand and accumulator types, intrinsic id."""
+    """A matrix instruction that a subgroup executes together: C += A·B, f32 accumulators.
+
+    `shape` is (m, n, k). `a`, `b` and `c` are the elements of each matrix that one lane holds.
+    Kernels call the target's functions `<intrinsic>_load_a`, `_load_a_t`, `_load_b`, `_load_b_t`,
+    `_mma`, `_zero` and `_store`; which lane holds which element is known to the target alone.
+    """
 
     shape: tuple[int, int, int]
     operands: str
     accumulator: str
     intrinsic: str
+    a: int
+    b: int
+    c: int
 
 
 @dataclass(frozen=True)
 class Capability:
-    """A device as schedules see it.
+    """A device as schedules see it. Sizes are bytes; widths of vectors are bits.
 
     `model` is "cores" (few threads, wide vectors, caches) or "grid" (blocks of many threads,
-    shared memory). Sizes are bytes; widths of vectors are bits. `vector_ldexp`: one instruction
-    multiplies a vector by powers of two, denormal results included.
+    shared memory).
+
+    Of cores: `vector_ldexp`: one instruction multiplies a vector by powers of two, denormal
+    results included.
+
+    Of grids: `subgroup` threads run in step (0: not known) and exchange registers if `shuffle`;
+    a block has at most `max_threads` and a grid at most `max_blocks` along one axis;
+    `registers` are those of one thread (0: not known). `async_copy`: global memory goes to shared
+    memory without passing through registers.
     """
 
     model: str
@@ -32,11 +47,13 @@ class Capability:
     cores: int = 1
     shared_bytes: int = 1024 * 1024
     max_threads: int = 1
-    subgroup_widths: tuple[int, ...] = (1,)
+    max_blocks: int = 2**31 - 1
+    subgroup: int = 0
+    shuffle: bool = False
     registers: int = 0
+    async_copy: bool = False
     matrix: tuple[MatrixUnit, ...] = ()
     atomics: tuple[tuple[str, str], ...] = ()
-    storage_16bit: bool = True
     vector_ldexp: bool = False
 
     @property

@@ -15,6 +15,7 @@ from ..dsl.lower import Lowering, constant, encode, storage
 from .group import Group
 
 Tir = Any
+WIDE_BYTES = 16  # the widest move of one thread of a grid
 
 
 @dataclass(frozen=True)
@@ -34,16 +35,29 @@ class Kernel:
     scratch: tuple[Stage, ...] = ()
 
 
+@dataclass(frozen=True)
+class Written:
+    """A function built statement by statement, where a `tvm.s_tir.Schedule` is expected.
+
+    Its parameters are the group's inputs and outputs, then `scratch`, tensors in the workspace.
+    """
+
+    mod: dict[str, Any]
+    scratch: tuple[Stage, ...] = ()
+
+
 @dataclass
 class Emitter:
     """Builds the TE stages of one group.
 
-    `strides` gives, for a tensor, the strides of its parameter: None means compact.
+    `strides` gives, for a tensor, the strides of its parameter: None means compact. `wide` tells
+    whether each of its rows starts at a multiple of 16 bytes.
     """
 
     group: Group
     lowering: Lowering
     strides: Callable[[Tensor], Sequence[Tir] | None]
+    wide: Callable[[Tensor], bool] = lambda _: False
     placeholders: list[tuple[Tensor, Tir]] = field(default_factory=list)
     results: list[tuple[Stage, Tir]] = field(default_factory=list)
     exposed: list[tuple[Stage, Tir]] = field(default_factory=list)
@@ -141,15 +155,20 @@ class Emitter:
 
     def kernel(self, schedule: Any, rule: str, config: Any) -> Kernel:
         """The finished kernel."""
+        if isinstance(schedule, Written):
+            tensors = [t for t, _ in (*self.placeholders, *self.results)]
+            order = (*tensors, *schedule.scratch)
+            function = schedule.mod["main"]
+            return Kernel(self.group.name, function, order, rule, config, schedule.scratch)
         function = schedule.mod["main"]
         for made, result in self.aliases:
             function = _share(function, made.op.name, result.op.name)
         lifted = (*self.exposed, *self.scratch)
         for stage, made in reversed(lifted):
             function = _expose(function, made.op.name, self.strides(stage))
-        order = (*lifted, *self.placeholders, *self.results)
+        tensors = [t for t, _ in (*lifted, *self.placeholders, *self.results)]
         scratch = tuple(s for s, _ in self.scratch)
-        return Kernel(self.group.name, function, tuple(t for t, _ in order), rule, config, scratch)
+        return Kernel(self.group.name, function, tuple(tensors), rule, config, scratch)
 
 
 def _indexer(tensor: Tir) -> Callable[..., Tir]:

@@ -23,9 +23,3 @@ def vectorize(sch: Any, loop: Any, lanes: int, unroll: int = 1) -> Any:
 def fuse_all(sch: Any, loops: list[Any]) -> Any:
     """One loop for several adjacent ones."""
     return loops[0] if len(loops) == 1 else sch.fuse(*loops)
-
-
-def static(extent: Any) -> int | None:
-    """A loop extent or size as a number if it is one."""
-    value = getattr(extent, "value", None)
-    return int(value) if value is not None else None

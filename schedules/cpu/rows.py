@@ -13,8 +13,9 @@ from ...dsl.graph import reads
 from ..capability import Capability
 from ..emit import Emitter, combine, masked, reducer
 from ..group import Group, innermost, is_map, reads_at
+from ..nest import static
 from ..rule import Config, Rejection, check, first_rejection
-from .loops import fuse_all, static, vectorize
+from .loops import fuse_all, vectorize
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from ...dsl.walk import free_axes, rebuild, walk
 from ..capability import Capability
 from ..emit import Emitter, combine, identity, masked
 from ..group import Group
+from ..nest import static
 from ..rule import Config, Rejection, check, first_rejection
-from .direct import Nest
-from .loops import static
+from .direct import CoreNest
 
 INLINE = ("sum", "prod", "max", "min")
 
@@ -109,7 +109,7 @@ class _Recurrence:
     ) -> None:
         scan = group.stages[0].expr
         assert isinstance(scan, forms.Scan)
-        self.nest, self.scan, self.stages = Nest(emitter), scan, group.stages
+        self.nest, self.scan, self.stages = CoreNest(emitter), scan, group.stages
         self.lower = emitter.lowering.expr
         self.size = emitter.size
         self.vector, self.unroll, self.cores = caps.lanes(), config.unroll, caps.cores

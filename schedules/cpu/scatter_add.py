@@ -13,7 +13,7 @@ from ..capability import Capability
 from ..emit import Emitter
 from ..group import Group
 from ..rule import Config, Rejection, check, first_rejection
-from .direct import Nest
+from .direct import CoreNest
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class ScatterAdd:
         (stage,) = group.stages
         node = stage.expr
         assert isinstance(node, forms.ScatterAdd)
-        nest, at = Nest(emitter), emitter.lowering.expr
+        nest, at = CoreNest(emitter), emitter.lowering.expr
         out = nest.targets[id(stage)]
         column = _column(stage.axes, node)
         kept = [a for a in stage.axes if a is not node.target and a is not column]

@@ -19,7 +19,7 @@ from ...dsl.expr import (
 )
 from ...dsl.walk import free_axes, rebuild, walk
 from ..emit import Emitter
-from .direct import Nest
+from ..nest import Nest
 
 Tir = Any
 

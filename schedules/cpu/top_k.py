@@ -13,7 +13,7 @@ from ..capability import Capability
 from ..emit import Emitter
 from ..group import Group
 from ..rule import Config, Rejection, check, first_rejection
-from .direct import Nest
+from .direct import CoreNest
 
 LONGEST = 4096
 
@@ -69,7 +69,7 @@ class _Selection:
     def __init__(self, emitter: Emitter, group: Group, config: TopKConfig) -> None:
         node = group.stages[0].expr
         assert isinstance(node, forms.TopK) and isinstance(node.rank.extent, int)
-        self.nest, self.node, self.stages = Nest(emitter), node, group.stages
+        self.nest, self.node, self.stages = CoreNest(emitter), node, group.stages
         self.size, self.expr = emitter.size, emitter.lowering.expr
         self.k = self.nest.number(node.rank.extent)
         self.block = self.nest.number(config.block)

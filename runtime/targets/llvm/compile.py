@@ -11,13 +11,13 @@ from typing import Any
 
 from ....dsl.dtypes import DType
 from ....dsl.errors import CompileError
-from ....dsl.graph import Graph
 from ....dsl.host import identifier, source
 from ....dsl.lower import Lowering, storage
 from ....schedules.program import Program
+from ...arguments import argument_slots, work
+from ...indices import truncate_divisions
 from ...plan import LaunchPlan, Slot
 from .guards import split_vector_guards
-from .indices import truncate_divisions
 
 _DL_CPU = 1
 
@@ -30,7 +30,7 @@ def lower(program: Program, entry: str, target: Any) -> tuple[Any, LaunchPlan]:
     for kernel in program.kernels:
         module = _loop_passes(target)(tvm.IRModule({"main": kernel.function}))
         bodies.append(module["main"])
-    slots = _slots(program)
+    slots = argument_slots(program)
     function = truncate_divisions(_entry(program, bodies, slots), program.dims.values())
     function = function.with_attr("global_symbol", entry)
     module = _final_passes()(tvm.IRModule({entry: function.with_attr("target", target)}))
@@ -49,21 +49,6 @@ def build(module: Any, target: Any) -> Any:
         return tvm.get_global_func("target.build.llvm")(module, target)
     except Exception as error:  # TVM raises several kinds here
         raise CompileError(f"LLVM refused the kernel: {error}") from error
-
-
-def work(graph: Graph) -> Any:
-    """Elements touched by all stages, reduced axes included: decides how many threads to use."""
-    from ....dsl.dtypes import i64
-    from ....dsl.expr import Form, Size, as_expr, binary
-
-    total: Any = as_expr(0, i64)
-    for stage in graph.stages:
-        points: Size = 1
-        over = stage.expr.over if isinstance(stage.expr, Form) else ()
-        for axis in (*stage.axes, *(a for a in over if a not in stage.axes)):
-            points = binary("mul", as_expr(axis.extent, i64), points)
-        total = binary("add", total, points)
-    return total
 
 
 def _loop_passes(target: Any) -> Any:
@@ -95,21 +80,6 @@ def _final_passes() -> Any:
     return tvm.ir.transform.Sequential([t.LowerTVMBuiltin(), t.LowerIntrin()])
 
 
-def _slots(program: Program) -> tuple[Slot, ...]:
-    graph = program.graph
-    tensors = (*graph.inputs, *graph.outputs)
-    slots = [Slot("dim", d.name) for d in graph.dims]
-    slots += [Slot("pointer", t.name, dtype=t.dtype.name) for t in tensors]
-    for tensor in tensors:
-        for axis, stride in enumerate(program.strides[tensor.name]):
-            if not hasattr(stride, "value"):
-                slots.append(Slot("stride", tensor.name, axis))
-    slots += [Slot("scalar", s.name, dtype=s.dtype.name) for s in graph.scalars]
-    if program.workspace.offsets:
-        slots.append(Slot("workspace", "workspace"))
-    return tuple(slots)
-
-
 def _entry(program: Program, bodies: list[Any], slots: tuple[Slot, ...]) -> Any:
     """One function: unpack the arguments, then the kernels' bodies in order."""
     from tvm import tirx
@@ -128,7 +98,7 @@ def _entry(program: Program, bodies: list[Any], slots: tuple[Slot, ...]) -> Any:
         if slot.kind == "dim":
             statements.append(tirx.Bind(program.dims[slot.name], value))
         elif slot.kind == "stride":
-            statements.append(tirx.Bind(program.strides[slot.name][slot.axis], value))
+            statements.append(tirx.Bind(program.stride_slots[slot.name, slot.axis][0], value))
         elif slot.kind == "scalar":
             scalar = program.scalars[slot.name]
             statements.append(tirx.Bind(scalar, _unpack(value, slot.dtype)))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ....schedules.program import Program
+from ...arguments import work
 from ...plan import SMALL_WORK
 from ...signature import Signature
 from . import compile as codegen
@@ -34,7 +35,7 @@ def export(program: Program, signature: Signature, arch: str, folder: Path) -> d
     _write_object(codegen.build(module, target), folder, name)
     header = Header(
         signature, plan, signature.c(program.workspace.total),
-        signature.c(codegen.work(program.graph)), SMALL_WORK,
+        signature.c(work(program.graph)), SMALL_WORK,
     )  # fmt: skip
     (folder / f"{name}.h").write_text(header.text(), "utf-8")
     (folder / f"{name}_host.c").write_text(Host(signature, header).text(), "utf-8")

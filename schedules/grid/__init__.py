@@ -1,0 +1,12 @@
+"""Rules for devices that run grids of blocks of many threads with shared memory."""
+
+from __future__ import annotations
+
+from ..rule import Rule
+
+
+def rules() -> tuple[Rule, ...]:
+    """The rules in the order they are tried."""
+    from .pointwise import Pointwise
+
+    return (Pointwise(),)

@@ -1,0 +1,7 @@
+"""SPIR-V from lowered device functions."""
+
+from .features import BASELINE, SpirvFeatures
+from .function import emit
+from .shader import Shader, pack, unpack
+
+__all__ = ["BASELINE", "Shader", "SpirvFeatures", "emit", "pack", "unpack"]

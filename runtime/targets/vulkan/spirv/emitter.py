@@ -1,0 +1,117 @@
+"""The state of emitting one device function; `expressions` and `statements` do the work."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .....dsl.errors import CompileError
+from .body import Body
+from .features import SpirvFeatures
+from .memory import Buffer, Memory, Parameter
+from .module import Module
+from .opcodes import BuiltIn, Capability, Op
+from .types import U32, Scalar, type_of
+
+Lanes = tuple[int, ...]
+
+
+def key(variable: Any) -> Any:
+    """What tells variables and buffers apart."""
+    return variable.__chandle__()
+
+
+class Emitter:
+    """Values are tuples of result ids, one a lane: shaders have no vectors worth keeping."""
+
+    def __init__(self, features: SpirvFeatures) -> None:
+        from tvm.sym import Analyzer
+
+        self.module = Module(features)
+        self.body = Body(self.module)
+        self.memory = Memory(self.module, self.body, self.low32)
+        self.analyzer = Analyzer()
+        self.values: dict[Any, Lanes] = {}
+        self.buffers: dict[Any, Buffer] = {}
+        self.parameters: dict[Any, Parameter] = {}
+        self.fragments: dict[Any, Any] = {}
+        self.local_size = 0
+        self.subgroup = False
+
+    def value(self, node: Any) -> Lanes:
+        """The lanes of a TIR expression. Raises CompileError for what has no meaning here."""
+        from .expressions import EXPRESSIONS
+
+        emit = EXPRESSIONS.get(type(node).__name__)
+        if emit is None:
+            raise CompileError(f"needs an expression known to the SPIR-V emitter, got {node}")
+        return emit(self, node)
+
+    def scalar(self, node: Any) -> int:
+        """The value of an expression of one lane."""
+        (value,) = self.value(node)
+        return value
+
+    def statement(self, node: Any) -> None:
+        """Emit a TIR statement. Raises CompileError for what has no meaning here."""
+        from .statements import STATEMENTS
+
+        emit = STATEMENTS.get(type(node).__name__)
+        if emit is None:
+            raise CompileError(f"needs a statement known to the SPIR-V emitter, got {node}")
+        emit(self, node)
+
+    def thread(self) -> int:
+        """The thread's number in its block.
+
+        Where subgroups matter it is made of theirs, so that lane = thread % subgroup size, which
+        Vulkan does not promise of its own numbering.
+        """
+        if not self.subgroup:
+            return self._input(BuiltIn.LocalInvocationIndex)
+        number, size = self._input(BuiltIn.SubgroupId), self._input(BuiltIn.SubgroupSize)
+        return self.body.pure(Op.IAdd, U32, self.body.pure(Op.IMul, U32, number, size), self.lane())
+
+    def lane(self) -> int:
+        """The thread's number in its subgroup."""
+        return self._input(BuiltIn.SubgroupLocalInvocationId)
+
+    def _input(self, which: BuiltIn) -> int:
+        if which != BuiltIn.LocalInvocationIndex:
+            self.module.require(Capability.GroupNonUniform)
+        return self.body.load(U32, self.module.builtin(which))
+
+    def buffer(self, source: Any) -> Buffer:
+        """The buffer that a load or store names."""
+        found = self.buffers.get(key(source))
+        if found is None:
+            raise CompileError(f"needs a buffer that the kernel declares, got {source}")
+        return found
+
+    def bind(self, variable: Any, value: Any) -> None:
+        """`variable` stands for the value of an expression from here on."""
+        self.values[key(variable)] = self.value(value)
+        if type_of(value)[0].is_int:
+            self.analyzer.bind(variable, value)
+
+    def low32(self, index: Any) -> int:
+        """An integer expression modulo 2**32, without 64-bit arithmetic where that can be."""
+        kind = type(index).__name__
+        if kind == "IntImm":
+            return self.body.index(index.value)
+        if kind in _LOW32:
+            left, right = self.low32(index.a), self.low32(index.b)
+            return self.body.pure(_LOW32[kind], U32, left, right)
+        if kind == "Cast":
+            source, _ = type_of(index.value)
+            if source.is_int and source.bits >= 32:
+                return self.low32(index.value)
+        return self._low32_of_value(index)
+
+    def _low32_of_value(self, index: Any) -> int:
+        from .convert import cast
+
+        scalar, _ = type_of(index)
+        return cast(self.body, self.scalar(index), scalar, Scalar(scalar.kind, 32))
+
+
+_LOW32 = {"Add": Op.IAdd, "Sub": Op.ISub, "Mul": Op.IMul}

@@ -1,0 +1,67 @@
+"""Device functions to CUDA C++: TVM's source generator, and the functions its calls need."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ....dsl.errors import CompileError
+
+if TYPE_CHECKING:
+    from ...device_code import DeviceFunction
+
+PRELUDE = Path(__file__).with_name("prelude.cuh")
+_CALLS = re.compile(r"\brudnn_(?:m16n8k16|copy_async|atomic_add)_")
+_CALLBACK = "tvm_callback_cuda_compile"
+_lock = threading.Lock()
+
+
+def tvm_target(arch: str) -> Any:
+    """TVM's name for an architecture; loads TVM."""
+    from ...tvm_import import load_tvm
+
+    load_tvm()
+    import tvm
+
+    return tvm.target.Target({"kind": "cuda", "arch": arch}).with_host("llvm")
+
+
+def generate(functions: Sequence[DeviceFunction], target: Any) -> str:
+    """One translation unit with a kernel for each function. Raises CompileError."""
+    import tvm
+    from tvm import tirx
+
+    module = tvm.IRModule({f.name: f.function for f in functions})
+    try:
+        module = tirx.transform.LowerIntrin()(module)
+        with _without_compiling():
+            built = tvm.get_global_func("target.build.cuda")(module, target)
+        text = str(built.inspect_source("cuda"))
+    except Exception as error:  # TVM raises several kinds here
+        raise CompileError(f"TVM cannot write {functions[0].name} as CUDA: {error}") from error
+    return f"{PRELUDE.read_text('utf-8')}\n{text}" if _CALLS.search(text) else text
+
+
+@contextmanager
+def _without_compiling() -> Iterator[None]:
+    """TVM compiles what it writes by a callback: for a moment it is one that does nothing."""
+    import tvm
+    import tvm_ffi
+
+    def nothing(_code: str, _target: Any = None) -> bytes:
+        return b" "
+
+    with _lock:
+        former = tvm.get_global_func(_CALLBACK, allow_missing=True)
+        tvm_ffi.register_global_func(_CALLBACK, nothing, override=True)
+        try:
+            yield
+        finally:
+            if former is None:
+                tvm_ffi.registry.remove_global_func(_CALLBACK)
+            else:
+                tvm_ffi.register_global_func(_CALLBACK, former, override=True)

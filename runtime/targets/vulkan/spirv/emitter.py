@@ -7,6 +7,7 @@ from typing import Any
 from .....dsl.errors import CompileError
 from .body import Body
 from .features import SpirvFeatures
+from .matrix import Fragment
 from .memory import Buffer, Memory, Parameter
 from .module import Module
 from .opcodes import BuiltIn, Capability, Op
@@ -33,7 +34,7 @@ class Emitter:
         self.values: dict[Any, Lanes] = {}
         self.buffers: dict[Any, Buffer] = {}
         self.parameters: dict[Any, Parameter] = {}
-        self.fragments: dict[Any, Any] = {}
+        self.fragments: dict[Any, Fragment] = {}
         self.local_size = 0
         self.subgroup = False
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from .emitter import Emitter, key
 from .features import SpirvFeatures
+from .matrix import note_fragments
 from .memory import Parameter
 from .opcodes import Decoration, Op, Storage
 from .shader import Shader
@@ -44,8 +45,11 @@ def _survey(e: Emitter, body: Any) -> None:
     import tvm_ffi
 
     def visit(call: tvm.ir.Call) -> None:
-        if getattr(call.op, "name", "").startswith("tirx.tvm_warp_shuffle"):
+        name = call.op.name
+        if name.startswith("tirx.tvm_warp_shuffle"):
             e.subgroup = True
+        if name == "tirx.call_extern":
+            note_fragments(e, call.args[0].value, list(call.args[1:]))
 
     tvm_ffi.structural_walk(body, (tvm.ir.Call, visit))
 

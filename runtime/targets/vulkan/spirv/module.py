@@ -10,6 +10,7 @@ import numpy as np
 from .....dsl.errors import CompileError
 from .features import SpirvFeatures
 from .opcodes import (
+    BFLOAT16_ENCODING,
     GLCOMPUTE,
     GLSL450_MEMORY,
     MAGIC,
@@ -124,10 +125,15 @@ class Module:
     def pointer(self, storage: Storage, element: int) -> int:
         return self._unique(Op.TypePointer, storage, element)
 
-    def cooperative_matrix(self, scalar: Scalar, rows: int, columns: int, use: int) -> int:
+    def bfloat16(self) -> int:
+        """The component of cooperative matrices; elsewhere bf16 is a uint16."""
+        self.require(Capability.BFloat16TypeKHR, "SPV_KHR_bfloat16")
+        self.require(Capability.BFloat16CooperativeMatrixKHR)
+        return self._unique(Op.TypeFloat, 16, BFLOAT16_ENCODING)
 
+    def cooperative_matrix(self, component: int, rows: int, columns: int, use: int) -> int:
         sizes = [self.constant(U32, n) for n in (Scope.Subgroup, rows, columns, use)]
-        return self._unique(Op.TypeCooperativeMatrixKHR, self.scalar(scalar), *sizes)
+        return self._unique(Op.TypeCooperativeMatrixKHR, component, *sizes)
 
     def block(self, members: Iterable[tuple[int, int]]) -> int:
         """A new struct type, laid out as (type, byte offset)."""

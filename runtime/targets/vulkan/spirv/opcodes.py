@@ -147,6 +147,8 @@ class Capability(IntEnum):
     DenormPreserve = 4464
     SignedZeroInfNanPreserve = 4466
     RoundingModeRTE = 4467
+    BFloat16TypeKHR = 5116
+    BFloat16CooperativeMatrixKHR = 5118
     VulkanMemoryModel = 5345
     CooperativeMatrixKHR = 6022
     AtomicFloat32AddEXT = 6033
@@ -209,4 +211,5 @@ GLCOMPUTE = 5
 GLSL450_MEMORY, VULKAN_MEMORY = 1, 3
 NON_PRIVATE_POINTER = 0x20  # a memory operand
 ROW_MAJOR, COLUMN_MAJOR = 0, 1
+BFLOAT16_ENCODING = 0
 MATRIX_A, MATRIX_B, MATRIX_ACCUMULATOR = 0, 1, 2

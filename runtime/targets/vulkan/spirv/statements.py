@@ -103,11 +103,11 @@ def _if(e: Emitter, node: Any) -> None:
 
 def _for(e: Emitter, node: Any) -> None:
     from tvm.ir import Range
+    from tvm.tirx import ForKind
 
     scalar, _ = type_of(node.loop_var)
-    kind = node.kind.name
-    if kind not in ("SERIAL", "UNROLLED"):
-        raise CompileError(f"needs serial or unrolled loops in kernels, got {kind.lower()}")
+    if node.kind not in (ForKind.SERIAL, ForKind.UNROLLED):
+        raise CompileError(f"needs serial or unrolled loops in kernels, got {node}")
     first, extent = e.scalar(node.min), e.scalar(node.extent)
     last = (
         extent
@@ -121,7 +121,7 @@ def _for(e: Emitter, node: Any) -> None:
         e.values[key(node.loop_var)] = (i,)
         e.statement(node.body)
 
-    control = LoopControl.Unroll if kind == "UNROLLED" else LoopControl.Nothing
+    control = LoopControl.Unroll if node.kind == ForKind.UNROLLED else LoopControl.Nothing
     e.body.loop(scalar, (first, last, step), write, control)
 
 

@@ -18,11 +18,11 @@ from .dsl.declare import Declaration
 from .dsl.dtypes import DType
 from .dsl.errors import RudnnError, TargetError
 from .dsl.oracle import evaluate
+from .mirror import Mirror
 from .references import reference
 from .runtime import call as _call  # noqa: F401  (makes declarations callable)
-from .runtime import workspace
 from .runtime.bind import Bound
-from .runtime.device import host
+from .runtime.device import Device, device
 from .runtime.targets import parse
 from .samples import (
     LAYOUTS,
@@ -103,7 +103,7 @@ def check(
     Raises
     ------
     TargetError
-        On any target but the host's own: the calls are made on arrays in its memory.
+        On a target that has no device here: the calls are made on its first one.
     """
     _require_runnable(target)
     harnesses = [Harness(declaration, target, seed)]
@@ -119,7 +119,8 @@ def check(
             done += 1
             if report is not None:
                 report(done, total)
-    if declaration.backward is not None:
+    if declaration.backward is not None and harnesses[0].device.driver.host:
+        # Elsewhere too the backward is held to its oracle, which is the same on every target.
         from .gradients import check_gradients
 
         rows += check_gradients(harnesses[0], plans[0][1])
@@ -132,10 +133,9 @@ def failures(rows: Sequence[Row]) -> list[Row]:
 
 
 def _require_runnable(target: str) -> None:
-    kind, _ = parse(target)
-    own = host().target
-    if target != own:
-        raise TargetError(f"needs the device at hand, the host's {own}, to check on, got {target}")
+    kind, arch = parse(target)
+    if arch:
+        raise TargetError(f"needs the device at hand, {kind.name}, to check on, got {target}")
     status = kind.status()
     if not status.can_run:
         raise TargetError(f"needs a device for {target}, got {status.detail}: {status.hint}")
@@ -146,6 +146,7 @@ class Harness:
 
     def __init__(self, declaration: Declaration, target: str, seed: int) -> None:
         self.declaration, self.target, self.seed = declaration, target, seed
+        self.device = device(target)
 
     def plan(self, dims: Mapping[str, Any] | None, dtypes: Sequence[DType] | None) -> list[Attempt]:
         """Every dtype in every layout and size; variants of options at odd sizes only."""
@@ -175,7 +176,7 @@ class Harness:
         against = "oracle"
         rows: list[Row] = []
         try:
-            sample = Sample(self.declaration, attempt, self.seed)
+            sample = Sample(self.declaration, attempt, self.seed, self.device)
         except RudnnError as error:
             # What the contract refuses at sizes of ours is no fault; at its own example it is.
             status = "fail" if attempt.case.label == "typical" else "refused"
@@ -200,9 +201,11 @@ class Sample:
     `given` are compact arrays by name, as drawn; `placed` the same in the attempt's layout.
     """
 
-    def __init__(self, declaration: Declaration, attempt: Attempt, seed: int) -> None:
+    def __init__(
+        self, declaration: Declaration, attempt: Attempt, seed: int, device: Device
+    ) -> None:
         case = attempt.case
-        self.declaration, self.attempt = declaration, attempt
+        self.declaration, self.attempt, self.device = declaration, attempt, device
         self.dtypes = dtypes_of(declaration, case, attempt.dtype, attempt.turn)
         self.bound: Bound = bind(declaration, case, self.dtypes)
         random = np.random.default_rng([seed, attempt.turn])
@@ -217,29 +220,33 @@ class Sample:
     def run(self) -> list[Array]:
         """The results, from a call into poisoned memory; raises Mismatch if it strays."""
         results = self.bound.results
+        inputs = {n: Mirror(a, self.dtypes[n], self.device) for n, a in self.placed.items()}
         kept = {n: a.copy() for n, a in self.placed.items()}
         spots = [place(shape, dtype, self.attempt.layout, len(kept) + i)
                  for i, (_, shape, dtype) in enumerate(results)]  # fmt: skip
+        outs = [Mirror(s.view, t, self.device) for s, (_, _, t) in zip(spots, results, strict=True)]
         with_out = len(results) == len(self.declaration.outputs)
-        out = tuple(s.view for s in spots) if with_out else None
-        workspace.poison(True)
+        out = tuple(o.there for o in outs) if with_out else None
+        arguments = {n: m.there for n, m in inputs.items()} | self.others
+        self.device.driver.poison(True)
         try:
-            made = self.declaration(**self.placed, **self.others, out=out)
-            if self.attempt.layout == "contiguous":
-                fresh = self.declaration(**self.placed, **self.others)
-            else:
-                fresh = made
+            made = self.declaration(**arguments, out=out)
+            again = self.attempt.layout == "contiguous"
+            fresh = self.declaration(**arguments) if again else made
         finally:
-            workspace.poison(False)
+            self.device.driver.poison(False)
         got = [np.array(a) for a in _listed(made)]
         for a, b in zip(got, _listed(fresh), strict=True):
             if not np.array_equal(a, b, equal_nan=a.dtype.kind != "b" and a.dtype.kind != "V"):
                 _require(a.tobytes() == np.array(b).tobytes(), "out= and a new result differ")
         for name, before in kept.items():
-            _require(before.tobytes() == self.placed[name].tobytes(), f"input {name} was changed")
+            now = inputs[name].refresh()
+            _require(before.tobytes() == now.tobytes(), f"input {name} was changed")
         if with_out:
-            returned = all(a is s.view for a, s in zip(_listed(made), spots, strict=True))
+            returned = all(a is o.there for a, o in zip(_listed(made), outs, strict=True))
             _require(returned, "needs out itself returned")
+            for mirror in outs:
+                mirror.refresh()
             _require(all(s.untouched() for s in spots), "memory around the result was written")
         return got
 

@@ -40,7 +40,7 @@ def _guarded(harness: Harness, attempt: Attempt, against: str, compare: Any) -> 
     from .dsl.errors import RudnnError
 
     try:
-        sample = Sample(harness.declaration, attempt, harness.seed)
+        sample = Sample(harness.declaration, attempt, harness.seed, harness.device)
     except RudnnError as error:
         return [harness.row(attempt, against, "refused", detail=str(error))]
     try:

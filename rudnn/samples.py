@@ -15,6 +15,7 @@ from .dsl.dtypes import DType
 from .dsl.errors import RudnnError
 from .dsl.host import evaluate, identifier
 from .runtime.bind import Binder, Bound, View, contiguous
+from .schedules.capability import WIDE_BYTES
 
 Array = np.ndarray[Any, Any]
 Dims = dict[str, Any]  # sizes by name; a pack's is a tuple, under its name without the star
@@ -302,13 +303,15 @@ def _poisoned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
 
 
 def place(shape: tuple[int, ...], dtype: DType, layout: str, turn: int) -> Placed:
-    """A poisoned array: guarded by an element at both ends or, "strided", with steps of 2,
-    reversed dims and, at every other `turn`, Fortran order."""
+    """A poisoned array: guarded by some elements at both ends, at every other `turn` 16 bytes, so
+    that it can be aligned; or, "strided", with steps of 2, reversed dims and, at every other
+    `turn`, Fortran order."""
     native = dtype.numpy
     count = math.prod(shape)
     if layout != "strided" or not shape:
-        base = _poisoned((count + 2,), native)
-        return Placed(base[1 : 1 + count].reshape(shape), base)
+        guard = 1 if turn % 2 else WIDE_BYTES // native.itemsize
+        base = _poisoned((count + 2 * guard,), native)
+        return Placed(base[guard : guard + count].reshape(shape), base)
     steps = [2 if axis >= len(shape) - 2 else 1 for axis in range(len(shape))]
     padded = tuple(n * step + 1 for n, step in zip(shape, steps, strict=True))
     order = tuple(range(len(shape)))

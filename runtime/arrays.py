@@ -11,7 +11,8 @@ import numpy as np
 
 from ..dsl.dtypes import BY_NAME, DType, dtype_of
 from ..dsl.errors import DeviceError, OperatorError
-from .device import Device, Queue, host
+from ..schedules.capability import WIDE_BYTES
+from .device import Device, Queue, device, foreign_queue, host
 
 Layout = tuple[Any, tuple[int, ...], tuple[int, ...]]
 
@@ -26,6 +27,9 @@ class Kind(Protocol):
 
     def dtype(self, native: Any) -> DType | None:
         """The element type for a dtype object, None if there is no such type here."""
+
+    def aligned(self, native: Any) -> bool:
+        """Whether arrays of a dtype object are known to start at a multiple of 16 bytes."""
 
     def strides(self, x: Any) -> tuple[int, ...] | None:
         """Strides in elements; None where they are not whole (the array must be copied)."""
@@ -87,6 +91,9 @@ class NumPyKind:
 
     def dtype(self, native: Any) -> DType | None:
         return dtype_of(native.name) if native.isnative else None
+
+    def aligned(self, native: Any) -> bool:
+        return False  # the CPU moves vectors from any address
 
     def strides(self, x: Any) -> tuple[int, ...] | None:
         size = x.itemsize
@@ -153,25 +160,35 @@ class NumPyScalarKind(NumPyKind):
 
 
 class TorchKind:
-    """`torch.Tensor` on the CPU.
+    """`torch.Tensor`, on the CPU or on a device that torch calls "cuda" (ROCm's too).
 
-    Negative and conjugate views hold other numbers than their memory: they are copied.
+    Negative and conjugate views hold other numbers than their memory: they are copied. On a device
+    the work goes to torch's current stream, and the dtype object is (dtype, device, stream, whether
+    the tensor starts at a multiple of 16 bytes).
     """
 
     name = "torch"
 
     def layout(self, x: Any) -> Layout:
-        if not x.is_cpu:
-            raise DeviceError(f"needs tensors on the CPU, got one on {x.device}")
         if x.is_neg():
             return object(), x.shape, x.stride()
         try:
-            return x.dtype, x.shape, x.stride()
+            strides = x.stride()
         except RuntimeError as error:
             raise OperatorError(f"needs a dense torch tensor, got layout {x.layout}") from error
+        if x.is_cpu:
+            return x.dtype, x.shape, strides
+        where = _torch_device(x)
+        stream = _torch_stream(x.device)
+        aligned = self.pointer(x) % WIDE_BYTES == 0
+        return (x.dtype, where, stream, aligned), x.shape, strides
 
     def dtype(self, native: Any) -> DType | None:
-        return dtype_of(str(native).removeprefix("torch."))
+        own = native[0] if isinstance(native, tuple) else native
+        return dtype_of(str(own).removeprefix("torch."))
+
+    def aligned(self, native: Any) -> bool:
+        return isinstance(native, tuple) and bool(native[3])
 
     def strides(self, x: Any) -> tuple[int, ...] | None:
         return None if x.is_neg() else x.stride()
@@ -185,9 +202,12 @@ class TorchKind:
             ) from error
 
     def native(self, dtype: DType, like: Any) -> Any:
-        return _torch_dtype(dtype.name)
+        own = _torch_dtype(dtype.name)
+        return own if like.is_cpu else (own, like.device)
 
     def empty(self, shape: Sequence[int], native: Any) -> Any:
+        if isinstance(native, tuple):
+            return _torch_empty()(shape, dtype=native[0], device=native[1])
         return _torch_empty()(shape, dtype=native)
 
     def similar(self, x: Any) -> Any:
@@ -212,12 +232,10 @@ class TorchKind:
         return start, start + _span(x.shape, x.stride()) * x.element_size()
 
     def device(self, x: Any) -> Device:
-        if x.device.type != "cpu":
-            raise DeviceError(f"needs tensors on the CPU, got one on {x.device}")
-        return host()
+        return host() if x.is_cpu else device(_torch_device(x))
 
     def queue(self, x: Any) -> Queue | None:
-        return None
+        return None if x.is_cpu else foreign_queue(self.device(x), _torch_stream(x.device))
 
     def wrote(self, x: Any) -> None:
         # A tensor that autograd has saved must be seen to have changed.
@@ -226,12 +244,29 @@ class TorchKind:
         torch.autograd.graph.increment_version(x)
 
     def numpy(self, x: Any) -> np.ndarray[Any, Any]:
-        detached = x.detach()
+        detached = x.detach().cpu()
         if str(x.dtype) == "torch.bfloat16":
             import torch
 
             return detached.view(torch.uint16).numpy().view(BY_NAME["bf16"].numpy)
         return detached.numpy()
+
+
+def _torch_device(x: Any) -> str:
+    """The name here of the device a tensor is on. Raises DeviceError for a kind unknown here."""
+    import torch
+
+    if x.device.type != "cuda":
+        raise DeviceError(f"needs tensors on the CPU, CUDA or ROCm, got one on {x.device}")
+    kind = "rocm" if torch.version.hip else "cuda"
+    return f"{kind}:{x.device.index or 0}"
+
+
+def _torch_stream(where: Any) -> int:
+    """torch's current stream on a device, as its driver knows it."""
+    import torch
+
+    return int(torch.cuda.current_stream(where).cuda_stream)
 
 
 @lru_cache(maxsize=1)

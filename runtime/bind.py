@@ -12,28 +12,35 @@ from ..dsl.declare import Declaration, Spec
 from ..dsl.dtypes import DType, f32
 from ..dsl.graph import Graph
 from ..dsl.host import evaluate, identifier
+from ..schedules.capability import WIDE_BYTES
 
 
 @dataclass(frozen=True)
 class View:
-    """One array as the kernel will see it: strides in elements."""
+    """One array as the kernel will see it: strides in elements.
+
+    `aligned`: the first element is at a multiple of 16 bytes.
+    """
 
     dtype: DType
     shape: tuple[int, ...]
     strides: tuple[int, ...]
+    aligned: bool = False
 
 
 @dataclass(frozen=True)
 class Bound:
     """A call's specialisation.
 
-    `sizes` are dims by name (packs expanded after coalescing); `views` the arrays by name;
-    `results` the outputs' shapes and dtypes as the caller sees them, by position.
+    `unit` are the tensors whose last stride is 1, `wide` those of them all of whose rows start at
+    multiples of 16 bytes. `sizes` are dims by name (packs expanded after coalescing); `views` the
+    arrays by name; `results` the outputs' shapes and dtypes as the caller sees them, by position.
     """
 
     spec: Spec
     graph: Graph
     unit: frozenset[str]
+    wide: frozenset[str]
     sizes: dict[str, int]
     views: dict[str, View]
     results: tuple[tuple[str, tuple[int, ...], DType], ...]
@@ -83,7 +90,7 @@ class Binder:
         for name, shape, dtype in results:
             given = outs.get(name)
             if given is None:
-                expanded[name] = View(dtype, shape, contiguous(shape))
+                expanded[name] = View(dtype, shape, contiguous(shape), aligned=True)
             elif given.shape != shape or given.dtype != dtype:
                 self.fail(f"out of shape {list(shape)} {dtype}",
                           f"{list(given.shape)} {given.dtype}")  # fmt: skip
@@ -96,8 +103,9 @@ class Binder:
         wanted = {t.name for t in (*graph.inputs, *graph.outputs)}
         flat = {n: v for n, v in flat.items() if n in wanted}
         unit = frozenset(n for n, v in flat.items() if unit_stride(v))
+        wide = frozenset(n for n in unit if flat[n].aligned and rows_aligned(flat[n]))
         results = tuple(r for r in results if r[0] in wanted)
-        return Bound(spec, graph, unit, dict(self.sizes), flat, results)
+        return Bound(spec, graph, unit, wide, dict(self.sizes), flat, results)
 
     def check_dtypes(self, views: Mapping[str, View]) -> None:
         own: tuple[str, DType] | None = None
@@ -179,7 +187,7 @@ class Binder:
         strides = [0] * missing
         for have, want, stride in zip(view.shape, full[missing:], view.strides, strict=True):
             strides.append(stride if have == want else 0)
-        return View(view.dtype, full, tuple(strides))
+        return View(view.dtype, full, tuple(strides), view.aligned)
 
     def shape_of(self, dim: str, name: str) -> tuple[int, ...]:
         if dim.startswith("*"):
@@ -215,6 +223,7 @@ class Binder:
                     view.dtype,
                     view.shape[:at] + merged + view.shape[tail:],
                     view.strides[:at] + kept[n] + view.strides[tail:],
+                    view.aligned,
                 )
             self.packs[pack] = merged
             spans = {n: self.spans(n, views[n]) for n in views}
@@ -267,6 +276,11 @@ def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
 def unit_stride(view: View) -> bool:
     """Whether neighbours along the last dim are neighbours in memory."""
     return not view.shape or view.shape[-1] == 1 or view.strides[-1] == 1
+
+
+def rows_aligned(view: View) -> bool:
+    """Whether rows of an aligned array start at multiples of 16 bytes."""
+    return not any(s * view.dtype.bytes % WIDE_BYTES for s in view.strides[:-1])
 
 
 def merge(

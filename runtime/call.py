@@ -18,7 +18,6 @@ from .callplan import (
     make_plan,
     plain_strides,
 )
-from .workspace import arena
 
 PLANS_KEPT = 1024
 _MISSING: Any = object()
@@ -161,8 +160,7 @@ def _start(plan: CallPlan, addresses: list[int]) -> None:
     """Launch on the given addresses. Raises LaunchError."""
     packed = plan.head + plan.pack(*addresses) + plan.tail
     if plan.workspace:
-        scratch = arena(plan.workspace)
-        packed += scratch.ctypes.data.to_bytes(8, "little")
+        packed += plan.scratch(plan.workspace).to_bytes(8, "little")
     status = plan.launch(packed, plan.threads)  # type: ignore[misc]
     if status != 0:
         why = plan.last_error() or f"status {status}"

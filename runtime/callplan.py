@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from ..dsl.errors import DeviceError
 from ..dsl.host import compiled, evaluate, identifier
 from .arrays import Kind
 from .bind import Binder, Bound, View, elements
-from .compiler import executable
+from .compiler import Layouts, executable
 from .plan import SMALL_WORK, LaunchPlan
 from .workspace import budget, check_budget
 
@@ -36,7 +37,8 @@ class CallPlan:
 
     `head` and `tail` are the packed arguments before and after the pointers of `inputs` (positions
     among the array arguments) and of the results; `results` are (name, shape, native dtype).
-    `launch` is None where there is nothing to compute; `last_error` tells why one failed.
+    `launch` is None where there is nothing to compute. `scratch` gives the address of a workspace
+    of that many bytes; `last_error` tells why a launch failed.
     """
 
     name: str
@@ -50,7 +52,8 @@ class CallPlan:
     workspace: int
     threads: int
     index_checks: tuple[tuple[int, str, int], ...]
-    last_error: Callable[[], str]
+    scratch: Callable[[int], int] = int
+    last_error: Callable[[], str] = str
 
 
 def make_plan(declaration: Declaration, args: Arguments) -> CallPlan:
@@ -75,19 +78,20 @@ def make_plan(declaration: Declaration, args: Arguments) -> CallPlan:
         )
     if all(elements(shape) == 0 for _, shape, _ in bound.results):
         nothing = struct.Struct("").pack
-        return CallPlan(
-            declaration.name, None, b"", nothing, b"", (), kind, results, 0, 1, checks, str
-        )
-    ready = executable(bound.graph, bound.unit, kind.device(like).target)
+        return CallPlan(declaration.name, None, b"", nothing, b"", (), kind, results, 0, 1, checks)
+    device = kind.device(like)
+    queue = kind.queue(like) or device.default_queue
+    wide = frozenset[str]() if device.driver.host else bound.wide  # of no use to the CPU
+    ready = executable(bound.graph, Layouts(bound.unit, wide), device)
     head, tail = pack(ready.plan, bound, numbers)
     workspace = int(compiled(ready.plan.workspace)(sizes))
     check_budget(workspace, budget(), declaration.name)
     threads = 1 if compiled(ready.plan.work)(sizes) < SMALL_WORK else 0
     pointers = struct.Struct(f"<{len(names) + len(results)}q")
     return CallPlan(
-        declaration.name, ready.launch, head, pointers.pack, tail,
+        declaration.name, ready.loaded.on(queue), head, pointers.pack, tail,
         tuple(arrays.index(n) for n in names), kind, results, workspace, threads, checks,
-        ready.last_error,
+        partial(device.driver.arena, queue), device.driver.last_error,
     )  # fmt: skip
 
 
@@ -144,7 +148,7 @@ def _view(declaration: Declaration, name: str, kind: Kind, array: Any) -> View:
         raise declaration.error(f"needs {name} of a dtype known here, got {native}")
     strides = kind.strides(array)
     assert strides is not None
-    return View(dtype, tuple(shape), tuple(strides))
+    return View(dtype, tuple(shape), tuple(strides), kind.aligned(native))
 
 
 def bind(declaration: Declaration, args: Arguments) -> tuple[Bound, dict[str, int | float]]:
@@ -209,7 +213,7 @@ def pack(plan: LaunchPlan, bound: Bound, numbers: dict[str, int | float]) -> tup
             head.append(struct.pack("<q", bound.sizes[slot.name]))
         elif slot.kind == "stride":
             view = bound.views[slot.name]
-            tail.append(struct.pack("<q", view.strides[slot.axis]))
+            tail.append(struct.pack("<q", view.strides[slot.axis] // slot.scale))
         elif slot.kind == "scalar":
             tail.append(_scalar(numbers[slot.name], slot.dtype))
     return b"".join(head), b"".join(tail)

@@ -4,33 +4,46 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ..dsl.errors import LoadError
 from ..dsl.graph import Graph
 from ..dsl.identity import describe
 from .cache import DiskCache
-from .driver import Artifact
+from .driver import Artifact, Loaded
 from .locks import fork_safe_lock
 from .plan import LaunchPlan
 from .targets import parse
 from .tvm_import import PINS
 
+if TYPE_CHECKING:
+    from ..schedules.program import Program
+    from .device import Device
+
 
 @dataclass(frozen=True)
 class Executable:
-    """A loaded kernel: `launch(packed arguments, thread cap)` returns 0 on success.
-
-    `last_error` tells what the calling thread's last failing kernel said.
-    """
+    """A kernel loaded on a device."""
 
     plan: LaunchPlan
-    launch: Callable[[bytes, int], int]
-    last_error: Callable[[], str]
+    loaded: Loaded
+
+
+@dataclass(frozen=True)
+class Layouts:
+    """What a kernel may assume of its tensors, by name.
+
+    `unit`: the last stride is 1. `wide`: besides, all rows start at multiples of 16 bytes.
+    """
+
+    unit: frozenset[str]
+    wide: frozenset[str] = frozenset()
+
+    def __str__(self) -> str:
+        return f"{' '.join(sorted(self.unit))} / {' '.join(sorted(self.wide))}"
 
 
 @lru_cache(maxsize=1)
@@ -58,49 +71,52 @@ def disk_cache() -> DiskCache:
     return _DISK
 
 
-def key_of(graph: Graph, unit: frozenset[str], target: str) -> str:
+def key_of(graph: Graph, layouts: Layouts, target: str) -> str:
     """The cache key of one kernel."""
     kind, arch = parse(target)
     identity = kind.identity(arch, disk_cache())
-    parts = (fingerprint(), target, identity, describe(graph), " ".join(sorted(unit)))
+    parts = (fingerprint(), target, identity, describe(graph), str(layouts))
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
-def executable(graph: Graph, unit: frozenset[str], target: str = "llvm") -> Executable:
-    """The kernel for a graph whose tensors in `unit` have a last stride of 1.
+def executable(graph: Graph, layouts: Layouts, device: Device) -> Executable:
+    """The kernel for a graph on a device.
 
     From memory, else from the disk cache if it is there and sound, else compiled and stored.
     Raises CompileError.
     """
-    front = (id(graph), unit, target)
+    front = (id(graph), layouts, str(device))
     known = _BY_GRAPH.get(front)
     if known is not None and known[0] is graph:
         return known[1]
-    key = key_of(graph, unit, target)
-    ready = _LOADED.get(key)
+    key = key_of(graph, layouts, device.code)
+    place = (key, device.index)
+    ready = _LOADED.get(place)
     if ready is None:
         with _compiling(key):
-            ready = _LOADED.get(key) or _stored(key, target) or _compile(key, graph, unit, target)
-            _LOADED[key] = ready
+            ready = (
+                _LOADED.get(place) or _stored(key, device) or _compile(key, graph, layouts, device)
+            )
+            _LOADED[place] = ready
             _IN_PROGRESS.pop(key, None)
     _BY_GRAPH[front] = (graph, ready)
     return ready
 
 
-def _compile(key: str, graph: Graph, unit: frozenset[str], target: str) -> Executable:
+def _compile(key: str, graph: Graph, layouts: Layouts, device: Device) -> Executable:
     """Build a kernel, store it and load it."""
     cache = disk_cache()
-    artifact = build(graph, unit, target, f"rudnn_{graph.name}_{key[:8]}")
+    artifact = build(graph, layouts, device.code, f"rudnn_{graph.name}_{key[:8]}")
     manifest = {
         "plan": artifact.plan.to_json(),
         "binary": artifact.binary,
         "op": graph.name,
-        "target": target,
+        "target": device.code,
     }
     for attempt in range(2):
         entry = cache.put(key, manifest, artifact.files)
         try:
-            return _load(entry.file(artifact.binary), artifact.plan, target)
+            return _load(entry.file(artifact.binary), artifact.plan, device)
         except LoadError:  # another process may clear the cache between the two steps
             cache.remove(key)
             if attempt:
@@ -108,28 +124,28 @@ def _compile(key: str, graph: Graph, unit: frozenset[str], target: str) -> Execu
     raise AssertionError
 
 
-def _load(binary: Path, plan: LaunchPlan, target: str) -> Executable:
-    driver = parse(target)[0].driver()
-    return Executable(plan, driver.load(binary, plan, disk_cache()), driver.last_error)
+def _load(binary: Path, plan: LaunchPlan, device: Device) -> Executable:
+    return Executable(plan, device.driver.load(binary, plan, disk_cache(), device.index))
 
 
-def build(graph: Graph, unit: frozenset[str], target: str, entry: str) -> Artifact:
+def build(graph: Graph, layouts: Layouts, target: str, entry: str) -> Artifact:
     """Compile a graph, without any cache."""
     kind, arch = parse(target)
-    return kind.compile(schedule(graph, unit, target), entry, arch, disk_cache())
+    return kind.compile(schedule(graph, layouts, target), entry, arch, disk_cache())
 
 
-def schedule(graph: Graph, unit: frozenset[str], target: str) -> Any:
+def schedule(graph: Graph, layouts: Layouts, target: str) -> Program:
     """The scheduled program of a graph."""
     from ..schedules.program import build as build_program
     from .tvm_import import load_tvm
 
     load_tvm()
     kind, arch = parse(target)
-    return build_program(graph, kind.rules(), kind.capability(arch), unit)
+    caps = kind.capability(arch)
+    return build_program(graph, kind.rules(), caps, layouts.unit, layouts.wide)
 
 
-def _stored(key: str, target: str) -> Executable | None:
+def _stored(key: str, device: Device) -> Executable | None:
     """The kernel from the disk cache; what is foreign or does not load is removed."""
     cache = disk_cache()
     entry = cache.get(key)
@@ -142,14 +158,14 @@ def _stored(key: str, target: str) -> Executable | None:
         cache.remove(key)
         return None
     try:
-        return _load(binary, plan, target)
+        return _load(binary, plan, device)
     except LoadError:
         cache.remove(key)
         return None
 
 
-_LOADED: dict[str, Executable] = {}
-_BY_GRAPH: dict[tuple[int, frozenset[str], str], tuple[Graph, Executable]] = {}
+_LOADED: dict[tuple[str, int], Executable] = {}
+_BY_GRAPH: dict[tuple[int, Layouts, str], tuple[Graph, Executable]] = {}
 _IN_PROGRESS: dict[str, threading.Lock] = {}
 
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import threading
-import time
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..dsl.errors import DeviceError
 from .locks import fork_safe_lock
 
 if TYPE_CHECKING:
     from ..schedules.capability import Capability
-    from .driver import Driver
+    from .driver import Driver, Mark
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,13 @@ class Device:
     @property
     def capability(self) -> Capability:
         """What the device can do, as schedules see it."""
-        return self.driver.capability()
+        return self.driver.capability(self.index)
+
+    @property
+    def code(self) -> str:
+        """The target to compile for, so that kernels run here: `llvm`, `cuda:sm_90`, …."""
+        arch = self.driver.arch(self.index)
+        return f"{self.target}:{arch}" if arch else self.target
 
     @property
     def default_queue(self) -> Queue:
@@ -55,25 +60,29 @@ class Device:
 
 
 class Event:
-    """A point in a queue: `queue.record()` makes one; `seconds` between two is device time."""
+    """A point in a queue: `queue.record()` makes one; `since` between two is device time."""
 
-    def __init__(self, queue: Queue, stamp: float) -> None:
-        self.queue, self._stamp = queue, stamp
+    def __init__(self, queue: Queue, mark: Mark) -> None:
+        self.queue, self._mark = queue, mark
 
     def synchronize(self) -> None:
         """Wait until the work recorded before this point is done."""
-        self.queue.synchronize()
+        self._mark.synchronize()
 
     def since(self, earlier: Event) -> float:
         """Seconds from `earlier` to this event."""
-        return self._stamp - earlier._stamp
+        return self._mark.since(earlier._mark)
 
 
 class Queue:
-    """Ordered work on one device. `with queue:` makes it the current one of this thread."""
+    """Ordered work on one device. `with queue:` makes it the current one of this thread.
 
-    def __init__(self, device: Device) -> None:
-        self.device = device
+    `handle` is the driver's own object behind it, made when first needed; given, it is a stream
+    that someone else owns.
+    """
+
+    def __init__(self, device: Device, handle: Any = None) -> None:
+        self.device, self.handle = device, handle
         self._outer: list[Queue | None] = []
 
     def synchronize(self) -> None:
@@ -82,8 +91,7 @@ class Queue:
 
     def record(self) -> Event:
         """An event after the work submitted so far."""
-        self.synchronize()
-        return Event(self, time.perf_counter())
+        return Event(self, self.device.driver.record(self))
 
     def __enter__(self) -> Queue:
         self._outer.append(getattr(_CURRENT, "queue", None))
@@ -104,12 +112,22 @@ class Queue:
 
 _CURRENT = threading.local()
 _DEFAULTS: dict[int, Queue] = {}
+_FOREIGN: dict[tuple[str, int], Queue] = {}
 _LOCK = fork_safe_lock()
 
 
 def _default_queue(device: Device) -> Queue:
     with _LOCK:
         return _DEFAULTS.setdefault(id(device), Queue(device))
+
+
+def foreign_queue(device: Device, handle: int) -> Queue:
+    """The queue around a stream that someone else owns."""
+    with _LOCK:
+        found = _FOREIGN.get((str(device), handle))
+        if found is None:
+            found = _FOREIGN[str(device), handle] = Queue(device, handle)
+        return found
 
 
 def current_queue(device: Device) -> Queue:
@@ -122,16 +140,16 @@ def devices() -> tuple[Device, ...]:
     """Every device a driver finds, the host first."""
     from .targets import registered
 
-    found: list[Device] = []
-    for name, target in registered().items():
-        found += [Device(name, i, label, target.driver()) for i, label in _listed(name)]
-    return tuple(_intern(d) for d in found)
+    return tuple(d for name in registered() for d in _devices_of(name))
 
 
-def _listed(name: str) -> list[tuple[int, str]]:
-    from .targets import registered
+def _devices_of(name: str) -> tuple[Device, ...]:
+    """The devices of one target."""
+    from .targets import parse
 
-    return list(enumerate(registered()[name].driver().device_names()))
+    driver = parse(name)[0].driver()
+    names = driver.device_names()
+    return tuple(_intern(Device(name, i, label, driver)) for i, label in enumerate(names))
 
 
 _INTERNED: dict[str, Device] = {}
@@ -144,14 +162,20 @@ def _intern(device: Device) -> Device:
 def device(name: str = "llvm:0") -> Device:
     """The device called `name` (`llvm`, `vulkan:1`, …).
 
-    Raises DeviceError where there is none of that name.
+    Raises DeviceError where there is none of that name, with what would mend it.
     """
+    from .targets import registered
+
     target, _, index = name.partition(":")
     wanted = f"{target}:{index or 0}"
-    found = _INTERNED.get(wanted) or next((d for d in devices() if str(d) == wanted), None)
+    found = _INTERNED.get(wanted)
+    if found is None and target in registered():
+        found = next((d for d in _devices_of(target) if str(d) == wanted), None)
     if found is None:
         have = ", ".join(str(d) for d in devices())
-        raise DeviceError(f"needs one of the devices {have}, got {name}")
+        status = registered()[target].status() if target in registered() else None
+        why = f": {status.detail}: {status.hint}" if status and not status.can_run else ""
+        raise DeviceError(f"needs one of the devices {have}, got {name}{why}")
     return found
 
 
@@ -163,4 +187,4 @@ def host() -> Device:
 def memory_usage(of: Device | None = None) -> MemoryUsage:
     """Bytes in use on a device (default: the host)."""
     where = of or host()
-    return where.driver.memory_usage()
+    return where.driver.memory_usage(where.index)

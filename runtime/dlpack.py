@@ -1,4 +1,4 @@
-"""DLPack capsules for host memory, every element type included (NumPy's own leave bf16 out)."""
+"""DLPack capsules, every element type included (NumPy's own leave bf16 out)."""
 
 from __future__ import annotations
 
@@ -77,8 +77,10 @@ def _destroy(capsule: int) -> None:
         _EXPORTED.pop(_capsule_pointer(item, _FRESH), None)
 
 
-def export(array: np.ndarray[Any, Any], dtype: DType) -> Any:
+def export(array: np.ndarray[Any, Any], dtype: DType, place: tuple[int, int] = (CPU, 0)) -> Any:
     """A capsule over `array`, which stays alive until the consumer is done.
+
+    `place` is the kind of device, as DLPack numbers them, and its index.
 
     Raises BufferError for a read-only array: this capsule has no way to say so.
     """
@@ -90,7 +92,7 @@ def export(array: np.ndarray[Any, Any], dtype: DType) -> Any:
     code = _BFLOAT if dtype.name == "bfloat16" else _CODES[dtype.kind]
     managed = _Managed()
     managed.tensor = _Tensor(
-        array.__array_interface__["data"][0], _Device(CPU, 0), rank,
+        array.__array_interface__["data"][0], _Device(*place), rank,
         _DataType(code, dtype.bits, 1), shape, strides, 0,
     )  # fmt: skip
     managed.deleter = _release
@@ -129,7 +131,7 @@ def consume(source: Any) -> tuple[np.ndarray[Any, Any], DType]:
     steps: tuple[int, ...] | None = None
     if tensor.strides:
         steps = tuple(tensor.strides[i] * dtype.bytes for i in range(tensor.ndim))
-    array = _view((tensor.data or 0) + tensor.byte_offset, shape, steps, dtype)
+    array = view((tensor.data or 0) + tensor.byte_offset, shape, steps, dtype)
     owner = array if array.base is None else array.base
     weakref.finalize(owner, _finish, managed, address)
     return array, dtype
@@ -141,19 +143,23 @@ def _finish(managed: Any, address: int) -> None:
 
 
 class _Memory:
-    """Foreign memory as NumPy understands it."""
+    """Memory as NumPy understands it, and what keeps it alive."""
 
-    def __init__(self, interface: dict[str, Any]) -> None:
-        self.__array_interface__ = interface
+    def __init__(self, interface: dict[str, Any], owner: Any) -> None:
+        self.__array_interface__, self.owner = interface, owner
 
 
-def _view(
-    address: int, shape: tuple[int, ...], strides: tuple[int, ...] | None, dtype: DType
-) -> np.ndarray[Any, Any]:
-    """An array over foreign memory; its `base` is an object that can be watched."""
+def view(
+    address: int, shape: tuple[int, ...], strides: tuple[int, ...] | None, dtype: DType,
+    owner: Any = None,
+) -> np.ndarray[Any, Any]:  # fmt: skip
+    """An array over memory that is not NumPy's; its `base` is an object that can be watched.
+
+    `strides` count bytes. The elements are not touched, so the memory may be a device's.
+    """
     if 0 in shape:
         return np.empty(shape, dtype.numpy)
     bits = np.dtype(f"u{dtype.bytes}")
     interface = {"data": (address, False), "shape": shape, "strides": strides,
                  "typestr": bits.str, "version": 3}  # fmt: skip
-    return np.asarray(_Memory(interface)).view(dtype.numpy)
+    return np.asarray(_Memory(interface, owner)).view(dtype.numpy)

@@ -101,13 +101,22 @@ class Driver(Protocol):
 
     Addresses are integers; what lies between them is the driver's. Everything that takes a queue
     happens in the order of that queue's work.
+
+    `dlpack` is DLPack's number of the kind of device, None where it has no way to share memory;
+    `host`: addresses are the process's own.
     """
+
+    dlpack: int | None
+    host: bool
 
     def device_names(self) -> Sequence[str]:
         """Names of the devices there are, in index order."""
 
     def capability(self, index: int) -> Capability:
         """The record of a device."""
+
+    def arch(self, index: int) -> str:
+        """The arch to compile for, so that kernels run on a device; "" is the target's default."""
 
     def load(self, binary: Path, plan: LaunchPlan, cache: DiskCache, index: int) -> Loaded:
         """A kernel on device `index`. Raises LoadError for a file that is not one."""

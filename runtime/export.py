@@ -86,7 +86,8 @@ def export_operator(
     kind, arch = parse(target)
     kind.capability(arch)
     signature = describe(declaration, spec, graph, unit, request.examples(spec), name, target)
-    program = compiler.schedule(graph, unit, target)
+    # Aligned or not is for the call to know: a kernel for others to call assumes neither.
+    program = compiler.schedule(graph, compiler.Layouts(unit), target)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     part = kind.export(program, signature, arch, folder)

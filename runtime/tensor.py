@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -10,9 +11,10 @@ import numpy as np
 
 from ..dsl.dtypes import DType, dtype_of
 from ..dsl.errors import OperatorError
+from ..schedules.capability import WIDE_BYTES
 from . import dlpack
 from .arrays import NUMPY, Layout, register
-from .device import Device, Queue, current_queue, host
+from .device import Device, Queue, current_queue, device, host
 from .locks import fork_safe_lock
 
 _LIVE = 0
@@ -20,17 +22,20 @@ _LOCK = fork_safe_lock()
 
 
 class Tensor:
-    """dtype, shape, strides (in elements), device and queue; host memory behind it.
+    """dtype, shape, strides (in elements), device and queue; memory of that device behind it.
 
-    Made by `rudnn.tensor`, `rudnn.empty`, `rudnn.from_dlpack` and by operators given tensors.
-    `numpy()` and DLPack share the memory.
+    Made by `rudnn.tensor`, `rudnn.empty`, `rudnn.from_dlpack`, `to`, and by operators given
+    tensors. On the host `numpy()` and DLPack share the memory; on a device `numpy()` copies.
     """
 
+    # An array over the device's addresses. On any device but the host it is only looked at for
+    # its layout: to read an element would be a fault.
     __slots__ = ("_array", "dtype", "queue", "__weakref__")
 
     def __init__(self, array: np.ndarray[Any, Any], dtype: DType, queue: Queue) -> None:
         self._array, self.dtype, self.queue = array, dtype, queue
-        _count(self, array.nbytes)
+        if queue.device.driver.host:
+            _count(self, array.nbytes)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -53,9 +58,12 @@ class Tensor:
         return self.queue.device
 
     def numpy(self) -> np.ndarray[Any, Any]:
-        """The elements as a NumPy array, after waiting for the queue; bf16 is `ml_dtypes`'."""
+        """The elements as a NumPy array, after waiting for the queue; bf16 is `ml_dtypes`'.
+
+        On the host it shares the memory, from a device it is a copy.
+        """
         self.queue.synchronize()
-        return self._array
+        return self._array if self.device.driver.host else _Span(self).read().copy()
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         array = self.numpy()
@@ -63,25 +71,77 @@ class Tensor:
             return array.astype(dtype)
         return array.copy() if copy else array
 
+    def to(self, where: Device | Queue | str) -> Tensor:
+        """A copy on another device or queue; the tensor itself if it is there already."""
+        queue = _queue(where)
+        if queue is self.queue:
+            return self
+        return _placed(self.numpy(), self.dtype, queue)
+
     def __getitem__(self, index: Any) -> Tensor:
-        """A view, by basic indexing."""
-        return Tensor(np.asarray(self._array[index]), self.dtype, self.queue)
+        """A view, by basic indexing. Raises OperatorError for an index that would copy."""
+        items = index if isinstance(index, tuple) else (index,)
+        basic = (int, np.integer, slice, type(None), type(Ellipsis))
+        for item in items:
+            if isinstance(item, bool) or not isinstance(item, basic):
+                raise OperatorError(f"needs integers and slices as an index, got {item!r}")
+        whole = items if Ellipsis in items else (*items, Ellipsis)  # else one element is read
+        return Tensor(self._array[whole], self.dtype, self.queue)
 
     def transpose(self, *axes: int) -> Tensor:
         """A view with dims in another order."""
         return Tensor(self._array.transpose(*axes), self.dtype, self.queue)
 
     def __dlpack__(self, *, stream: Any = None, copy: bool | None = None, **_: Any) -> Any:
-        """A DLPack capsule sharing the memory, or over a copy. Raises BufferError if read-only."""
+        """A DLPack capsule sharing the memory, or over a copy.
+
+        Raises BufferError if read-only, or if DLPack does not know the kind of device.
+        """
+        place = self.__dlpack_device__()
         self.queue.synchronize()
-        array = self._array.copy() if copy else self._array
-        return dlpack.export(array, self.dtype)
+        source = _placed(self.numpy(), self.dtype, self.queue) if copy else self
+        return dlpack.export(source._array, self.dtype, place)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return (dlpack.CPU, 0)
+        kind = self.device.driver.dlpack
+        if kind is None:
+            raise BufferError(f"needs a device that DLPack knows, got {self.device}: use numpy()")
+        return (kind, self.device.index)
 
     def __repr__(self) -> str:
         return f"rudnn.Tensor({list(self.shape)}, {self.dtype}, {self.device})"
+
+
+class _Span:
+    """The device memory between a tensor's first and last element, and a copy of it here."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+        self.low, high = NUMPY.bounds(tensor._array) if tensor._array.size else (0, 0)
+        self.bytes = np.empty(high - self.low, np.uint8)
+
+    def view(self) -> np.ndarray[Any, Any]:
+        """The tensor's elements in the copy."""
+        array = self.tensor._array
+        if not array.size:
+            return np.empty(array.shape, array.dtype)
+        offset = NUMPY.pointer(array) - self.low
+        return np.ndarray(array.shape, array.dtype, self.bytes.data, offset, array.strides)
+
+    def read(self) -> np.ndarray[Any, Any]:
+        queue = self.tensor.queue
+        if self.bytes.size:
+            queue.device.driver.copy_out(self.low, self.bytes.data, queue)
+        return self.view()
+
+    def write(self, source: np.ndarray[Any, Any]) -> None:
+        """Set the tensor's elements; what lies between them stays."""
+        if self.bytes.size > self.tensor.nbytes:
+            self.read()
+        self.view()[...] = source
+        if self.bytes.size:
+            queue = self.tensor.queue
+            queue.device.driver.copy_in(self.low, self.bytes.data, queue)
 
 
 def _count(tensor: Tensor, nbytes: int) -> None:
@@ -99,27 +159,73 @@ def _uncount(nbytes: int) -> None:
 
 
 def live_bytes() -> int:
-    """Bytes held by live tensors."""
+    """Bytes of host memory held by live tensors."""
     return _LIVE
 
 
-def tensor(data: Any, dtype: DType | str | None = None, queue: Queue | None = None) -> Tensor:
-    """A tensor with a copy of `data` (anything NumPy takes; f64 becomes f32 unless named)."""
+def _queue(where: Device | Queue | str | None) -> Queue:
+    """The queue meant: a device's current one, the host's for None."""
+    if isinstance(where, Queue):
+        return where
+    return current_queue(host() if where is None else device_named(where))
+
+
+def device_named(where: Device | str) -> Device:
+    """A device, itself or by name."""
+    return device(where) if isinstance(where, str) else where
+
+
+def _blank(shape: tuple[int, ...], dtype: DType, queue: Queue) -> Tensor:
+    """A tensor of undefined contents."""
+    driver = queue.device.driver
+    if driver.host:
+        return Tensor(np.empty(shape, dtype.numpy), dtype, queue)
+    memory = driver.allocate(math.prod(shape) * dtype.bytes, queue)
+    return Tensor(dlpack.view(memory.address, shape, None, dtype, memory), dtype, queue)
+
+
+def _placed(array: np.ndarray[Any, Any], dtype: DType, queue: Queue) -> Tensor:
+    """A tensor with a copy of a host array's elements."""
+    made = _blank(array.shape, dtype, queue)
+    _assign(made, array)
+    return made
+
+
+def _assign(target: Tensor, source: np.ndarray[Any, Any]) -> None:
+    if target.device.driver.host:
+        target._array[...] = source
+    else:
+        _Span(target).write(source)
+
+
+def tensor(
+    data: Any, dtype: DType | str | None = None, queue: Queue | None = None,
+    device: Device | str | None = None,
+) -> Tensor:  # fmt: skip
+    """A tensor with a copy of `data` (anything NumPy takes; f64 becomes f32 unless named).
+
+    It is on `queue`, else on the current queue of `device`, else on the host's. Raises
+    OutOfMemoryError, or DeviceError where there is no such device.
+    """
     array = np.array(data, copy=True, order="C")
     goal = _named(dtype) if dtype is not None else dtype_of(array.dtype.name)
     if goal is None:
         raise OperatorError(f"needs elements of a type known here, got {array.dtype}")
     if goal.name == "float64" and dtype is None:
         goal = _named("float32")
-    return Tensor(array.astype(goal.numpy, copy=False), goal, queue or current_queue(host()))
+    array = array.astype(goal.numpy, copy=False)
+    where = _queue(queue or device)
+    if where.device.driver.host:
+        return Tensor(array, goal, where)
+    return _placed(array, goal, where)
 
 
 def empty(
-    shape: Sequence[int], dtype: DType | str = "float32", queue: Queue | None = None
-) -> Tensor:
-    """A tensor of undefined contents."""
-    goal = _named(dtype)
-    return Tensor(np.empty(tuple(shape), goal.numpy), goal, queue or current_queue(host()))
+    shape: Sequence[int], dtype: DType | str = "float32", queue: Queue | None = None,
+    device: Device | str | None = None,
+) -> Tensor:  # fmt: skip
+    """A tensor of undefined contents; where it is, see `tensor`."""
+    return _blank(tuple(shape), _named(dtype), _queue(queue or device))
 
 
 def from_dlpack(source: Any, queue: Queue | None = None) -> Tensor:
@@ -139,15 +245,23 @@ def _named(dtype: DType | str) -> DType:
 
 
 class _TensorKind:
-    """`Tensor` as calls see it: NumPy's view of the memory, the tensor's own queue."""
+    """`Tensor` as calls see it: NumPy's view of the memory, the tensor's own queue.
+
+    The dtype object is (dtype, queue, whether it starts at a multiple of 16 bytes), the last only
+    where that matters.
+    """
 
     name = "rudnn"
 
     def layout(self, x: Any) -> Layout:
-        return (x.dtype, x.queue), x._array.shape, x._array.strides
+        aligned = not x.device.driver.host and self.pointer(x) % WIDE_BYTES == 0
+        return (x.dtype, x.queue, aligned), x._array.shape, x._array.strides
 
     def dtype(self, native: Any) -> DType | None:
         return native[0]
+
+    def aligned(self, native: Any) -> bool:
+        return bool(native[2])
 
     def strides(self, x: Any) -> tuple[int, ...] | None:
         return NUMPY.strides(x._array)
@@ -159,22 +273,29 @@ class _TensorKind:
         return dtype, like.queue
 
     def empty(self, shape: Sequence[int], native: Any) -> Any:
-        return empty(shape, *native)
+        return _blank(tuple(shape), *native)
 
     def wrote(self, x: Any) -> None:
         pass
 
     def similar(self, x: Any) -> Any:
-        return Tensor(NUMPY.similar(x._array), x.dtype, x.queue)
+        driver = x.device.driver
+        if driver.host or not x._array.size:
+            return Tensor(NUMPY.similar(x._array), x.dtype, x.queue)
+        low, high = NUMPY.bounds(x._array)
+        memory = driver.allocate(high - low + WIDE_BYTES, x.queue)
+        first = memory.address + low % WIDE_BYTES + NUMPY.pointer(x._array) - low
+        array = dlpack.view(first, x.shape, x._array.strides, x.dtype, memory)
+        return Tensor(array, x.dtype, x.queue)
 
     def contiguous(self, x: Any) -> Any:
-        return Tensor(NUMPY.contiguous(x._array), x.dtype, x.queue)
+        return _placed(x.numpy(), x.dtype, x.queue)
 
     def expand(self, x: Any, shape: Sequence[int]) -> Any:
         return Tensor(NUMPY.expand(x._array, shape), x.dtype, x.queue)
 
     def assign(self, target: Any, source: Any) -> None:
-        target._array[...] = np.asarray(source)
+        _assign(target, np.asarray(source))
 
     def writeable(self, x: Any) -> bool:
         return NUMPY.writeable(x._array)

@@ -1,4 +1,4 @@
-"""Workspace memory for kernels that need intermediates, within a budget."""
+"""The budget for kernels' intermediates, and the workspaces of the host's threads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from ..dsl.errors import WorkspaceError
-from .device import host
 from .locks import fork_safe_lock
 
 DEFAULT_BUDGET = 1 << 30
@@ -65,7 +64,6 @@ def arena_bytes() -> tuple[int, int]:
 
 
 def poison(on: bool) -> None:
-    """Fill workspaces and kernels' scratch memory with NaN before each use (for tests)."""
+    """Fill workspaces with NaN before each use (for tests)."""
     global _POISON
     _POISON = on
-    host().driver.poison(on)

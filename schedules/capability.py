@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+WIDE_BYTES = 16  # the widest move of one thread of a grid
+
 
 @dataclass(frozen=True)
 class MatrixUnit:

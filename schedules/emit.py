@@ -15,7 +15,6 @@ from ..dsl.lower import Lowering, constant, encode, storage
 from .group import Group
 
 Tir = Any
-WIDE_BYTES = 16  # the widest move of one thread of a grid
 
 
 @dataclass(frozen=True)

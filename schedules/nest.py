@@ -13,7 +13,8 @@ from typing import Any
 from ..dsl.dtypes import DType, f32
 from ..dsl.expr import Size, Stage, Tensor
 from ..dsl.lower import encode, storage
-from .emit import WIDE_BYTES, Emitter, Written
+from .capability import WIDE_BYTES
+from .emit import Emitter, Written
 
 Tir = Any
 

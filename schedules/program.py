@@ -11,8 +11,8 @@ from ..dsl.expr import Tensor
 from ..dsl.graph import Graph
 from ..dsl.host import identifier
 from ..dsl.lower import Lowering
-from .capability import Capability
-from .emit import WIDE_BYTES, Emitter, Kernel
+from .capability import WIDE_BYTES, Capability
+from .emit import Emitter, Kernel
 from .group import Group
 from .partition import partition
 from .rule import Rule, choose

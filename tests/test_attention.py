@@ -23,7 +23,7 @@ from rudnn.ops.attention import (
     attention,
     attention_op,
 )
-from rudnn.runtime import workspace
+from rudnn.runtime.device import host
 
 Array = Any
 
@@ -65,9 +65,9 @@ CASES = {
 
 @pytest.fixture(autouse=True)
 def poisoned() -> Iterator[None]:
-    workspace.poison(True)
+    host().driver.poison(True)
     yield
-    workspace.poison(False)
+    host().driver.poison(False)
 
 
 def normal(rng: np.random.Generator, *shape: int, dtype: Any = np.float32) -> Array:

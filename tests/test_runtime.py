@@ -24,7 +24,8 @@ from rudnn.errors import (
     RudnnError,
     WorkspaceError,
 )
-from rudnn.runtime import compiler, workspace
+from rudnn.runtime import compiler
+from rudnn.runtime.device import host
 
 softmax = rudnn.normalization.softmax_last_axis
 
@@ -305,7 +306,7 @@ def test_damaged_cache_files_are_misses(tmp_path, damage: str) -> None:
 
 
 def test_poisoned_workspace_does_not_reach_results() -> None:
-    workspace.poison(True)
+    host().driver.poison(True)
     try:
         x, w = np.ones((65, 33), np.float32), np.ones((19, 33), np.float32)
         np.testing.assert_array_equal(rudnn.nn.linear(x, w), np.full((65, 19), 33, np.float32))
@@ -313,7 +314,7 @@ def test_poisoned_workspace_does_not_reach_results() -> None:
         made = rudnn.normalization.layer_norm_backward(x, x, g)
         assert all(np.isfinite(m).all() for m in made)
     finally:
-        workspace.poison(False)
+        host().driver.poison(False)
 
 
 def test_gradients_of_what_has_no_backward_are_refused() -> None:

@@ -44,10 +44,10 @@ def show(
 
 
 def _code(view: str, bound: Bound, kind: Target, arch: str, target: str) -> None:
-    from ..runtime.compiler import schedule
+    from ..runtime.compiler import Layouts, schedule
 
     with waiting(f"compiling {bound.graph.name}"):
-        program = schedule(bound.graph, bound.unit, target)
+        program = schedule(bound.graph, Layouts(bound.unit), target)
         if view == "source":
             text, language = kind.source(program, f"rudnn_{bound.graph.name}", arch)
         else:

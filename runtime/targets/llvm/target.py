@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import ctypes
 import tempfile
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ....schedules.capability import Capability
+from ... import dlpack, workspace
 from ...device import MemoryUsage, Queue
-from ...driver import Artifact, Status
+from ...driver import Artifact, Loaded, Mark, Memory, Status
 from ...plan import LaunchPlan
 from . import cpu, loader, toolchain
 
@@ -82,31 +88,82 @@ class Llvm:
 class HostDriver:
     """Kernels run in this process, on the calling thread and the native thread pool."""
 
+    dlpack: int | None = dlpack.CPU
+    host = True
+
     def device_names(self) -> Sequence[str]:
         return (cpu.model_name(),)
 
-    def capability(self) -> Capability:
+    def capability(self, index: int) -> Capability:
         return cpu.capability("")
 
-    def load(self, binary: Path, plan: LaunchPlan, cache: DiskCache) -> Callable[[bytes, int], int]:
-        return loader.runtime(cache).caller(loader.load(binary, plan.entry, cache))
+    def arch(self, index: int) -> str:
+        return ""
+
+    def load(self, binary: Path, plan: LaunchPlan, cache: DiskCache, index: int) -> Loaded:
+        return _HostKernel(loader.runtime(cache).caller(loader.load(binary, plan.entry, cache)))
 
     def last_error(self) -> str:
         return loader.runtime().last_error()
 
     def poison(self, on: bool) -> None:
+        workspace.poison(on)
         loader.runtime().poison(on)
+
+    def allocate(self, nbytes: int, queue: Queue) -> Memory:
+        return _HostMemory(nbytes)
+
+    def copy_in(self, address: int, data: memoryview, queue: Queue) -> None:
+        ctypes.memmove(address, np.frombuffer(data, np.uint8).ctypes.data, data.nbytes)
+
+    def copy_out(self, address: int, data: memoryview, queue: Queue) -> None:
+        ctypes.memmove(np.frombuffer(data, np.uint8).ctypes.data, address, data.nbytes)
+
+    def copy(self, to: int, start: int, nbytes: int, queue: Queue) -> None:
+        ctypes.memmove(to, start, nbytes)
+
+    def arena(self, queue: Queue, nbytes: int) -> int:
+        return int(workspace.arena(nbytes).ctypes.data)
 
     def synchronize(self, queue: Queue) -> None:
         """Calls return when their work is done."""
 
-    def memory_usage(self) -> MemoryUsage:
+    def record(self, queue: Queue) -> Mark:
+        return _HostMark(time.perf_counter())
+
+    def memory_usage(self, index: int) -> MemoryUsage:
         from ...tensor import live_bytes
-        from ...workspace import arena_bytes
 
         scratch = loader.runtime().memory()
-        now, peak = arena_bytes()
+        now, peak = workspace.arena_bytes()
         return MemoryUsage(live_bytes(), scratch["reserved"] + now, scratch["peak"] + peak)
+
+
+@dataclass(frozen=True)
+class _HostKernel:
+    launch: Callable[[bytes, int], int]
+
+    def on(self, queue: Queue) -> Callable[[bytes, int], int]:
+        return self.launch
+
+
+class _HostMemory:
+    """Bytes on the heap."""
+
+    def __init__(self, nbytes: int) -> None:
+        self._bytes, self.nbytes = np.empty(nbytes, np.uint8), nbytes
+        self.address = int(self._bytes.ctypes.data)
+
+
+@dataclass(frozen=True)
+class _HostMark:
+    seconds: float
+
+    def synchronize(self) -> None:
+        """Work is done when its call returns."""
+
+    def since(self, earlier: _HostMark) -> float:
+        return self.seconds - earlier.seconds
 
 
 @lru_cache(maxsize=1)

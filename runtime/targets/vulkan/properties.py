@@ -14,24 +14,51 @@ _SHUFFLES = 0x10 | 0x20  # subgroup shuffle, and shuffle relative
 _SUBGROUP_SCOPE = 3
 _ONLY_32_INDEPENDENT, _ALL_INDEPENDENT = 0, 1  # VkShaderFloatControlsIndependence
 _API_1_3 = 1 << 22 | 3 << 12
-_COMPONENTS = {0: "float16", 1: "float32", 1000141000: "bfloat16"}
+_BFLOAT16 = 1000141000  # both the sType of its features and the component type
+_COMPONENTS = {0: "float16", 1: "float32", _BFLOAT16: "bfloat16"}
 
-# A feature's structure is asked for where its extension is offered; "" is part of Vulkan 1.2.
-_FEATURES = (
-    ("VkPhysicalDeviceVulkan11Features", "", ("storageBuffer16BitAccess",)),
-    ("VkPhysicalDeviceVulkan12Features", "", (
+
+@dataclass(frozen=True)
+class _Group:
+    """Features of one structure, asked for where `extension` is offered ("": always).
+
+    `fields` are the features' names and, where another structure of the same layout stands in
+    for one that the package does not know, its fields; `kind` is then the sType.
+    """
+
+    structure: str
+    extension: str
+    fields: dict[str, str]
+    kind: int = 0
+
+    def make(self, vk: Any, chain: Any, **values: int) -> Any:
+        given = {"sType": self.kind} if self.kind else {}
+        return getattr(vk, self.structure)(pNext=chain, **given, **values)
+
+
+def _same(*names: str) -> dict[str, str]:
+    return {name: name for name in names}
+
+
+_GROUPS = (
+    _Group("VkPhysicalDeviceVulkan11Features", "", _same("storageBuffer16BitAccess")),
+    _Group("VkPhysicalDeviceVulkan12Features", "", _same(
         "timelineSemaphore", "storageBuffer8BitAccess", "shaderFloat16", "shaderInt8",
         "shaderSubgroupExtendedTypes", "vulkanMemoryModel",
     )),
-    ("VkPhysicalDeviceSubgroupSizeControlFeatures", "VK_EXT_subgroup_size_control", (
+    _Group("VkPhysicalDeviceSubgroupSizeControlFeatures", "VK_EXT_subgroup_size_control", _same(
         "subgroupSizeControl", "computeFullSubgroups",
     )),
-    ("VkPhysicalDeviceShaderAtomicFloatFeaturesEXT", "VK_EXT_shader_atomic_float", (
+    _Group("VkPhysicalDeviceShaderAtomicFloatFeaturesEXT", "VK_EXT_shader_atomic_float", _same(
         "shaderBufferFloat32Atomics", "shaderBufferFloat32AtomicAdd",
     )),
-    ("VkPhysicalDeviceCooperativeMatrixFeaturesKHR", "VK_KHR_cooperative_matrix", (
+    _Group("VkPhysicalDeviceCooperativeMatrixFeaturesKHR", "VK_KHR_cooperative_matrix", _same(
         "cooperativeMatrix",
     )),
+    _Group("VkPhysicalDevice16BitStorageFeatures", "VK_KHR_shader_bfloat16", {
+        "shaderBFloat16Type": "storageBuffer16BitAccess",
+        "shaderBFloat16CooperativeMatrix": "storagePushConstant16",
+    }, _BFLOAT16),
 )  # fmt: skip
 _CORE_FEATURES = ("robustBufferAccess", "shaderInt64", "shaderInt16")
 _OPTIONAL_EXTENSIONS = ("VK_EXT_memory_budget", "VK_KHR_portability_subset")
@@ -107,7 +134,7 @@ def inspect(handle: Any) -> Facts:
         timestamp_ns=limits.timestampPeriod, extensions=frozenset(names), features=features,
         float_controls=more.float_controls(), subgroup=subgroup,
         shuffle=bool(subgroup) and more.subgroup.supportedOperations & _SHUFFLES == _SHUFFLES,
-        matrix=tuple(_matrix(vk, handle)) if _matrix_ready(features, subgroup) else (),
+        matrix=tuple(_matrix(vk, handle, features)) if _matrix_ready(features, subgroup) else (),
         max_threads=threads, max_blocks=min(65535, *limits.maxComputeWorkGroupCount[0:2]),
         shared_bytes=limits.maxComputeSharedMemorySize, push_bytes=limits.maxPushConstantsSize,
         max_buffers=min(
@@ -126,13 +153,13 @@ def enabled(facts: Facts) -> tuple[Any, list[str]]:
     chain: Any = None
     extensions = ["VK_KHR_push_descriptor"]
     extensions += [e for e in _OPTIONAL_EXTENSIONS if e in facts.extensions]
-    for structure, extension, names in _FEATURES:
-        wanted = {name: 1 for name in names if name in facts.features}
+    for group in _GROUPS:
+        wanted = {field: 1 for name, field in group.fields.items() if name in facts.features}
         if not wanted:
             continue
-        if extension in facts.extensions:
-            extensions.append(extension)
-        chain = getattr(vk, structure)(pNext=chain, **wanted)
+        if group.extension in facts.extensions:
+            extensions.append(group.extension)
+        chain = group.make(vk, chain, **wanted)
     core = vk.VkPhysicalDeviceFeatures(**{n: 1 for n in _CORE_FEATURES if n in facts.features})
     return vk.VkPhysicalDeviceFeatures2(pNext=chain, features=core), extensions
 
@@ -147,16 +174,18 @@ def _family(vk: Any, handle: Any) -> tuple[int, int]:
 
 def _features(vk: Any, handle: Any, version: int, names: set[str]) -> frozenset[str]:
     chain: Any = None
-    asked: list[tuple[Any, tuple[str, ...]]] = []
-    for structure, extension, wanted in _FEATURES:
-        part_of_1_3 = extension == "VK_EXT_subgroup_size_control" and version >= _API_1_3
-        if extension in names or part_of_1_3 or not extension:
-            chain = getattr(vk, structure)(pNext=chain)
-            asked.append((chain, wanted))
+    asked: list[tuple[Any, dict[str, str]]] = []
+    for group in _GROUPS:
+        part_of_1_3 = group.extension == "VK_EXT_subgroup_size_control" and version >= _API_1_3
+        if group.extension in names or part_of_1_3 or not group.extension:
+            chain = group.make(vk, chain)
+            asked.append((chain, group.fields))
     answer = vk.VkPhysicalDeviceFeatures2(pNext=chain)
     vk.vkGetPhysicalDeviceFeatures2(handle, answer)
-    asked.append((answer.features, _CORE_FEATURES))
-    return frozenset(n for part, wanted in asked for n in wanted if getattr(part, n))
+    asked.append((answer.features, _same(*_CORE_FEATURES)))
+    return frozenset(
+        n for part, fields in asked for n, field in fields.items() if getattr(part, field)
+    )
 
 
 class _Properties:
@@ -222,10 +251,10 @@ def _matrix_ready(features: frozenset[str], subgroup: int) -> bool:
     return needs <= features and subgroup > 0
 
 
-def _matrix(vk: Any, handle: Any) -> Iterator[MatrixShape]:
-    name = "vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR"
+def _matrix(vk: Any, handle: Any, features: frozenset[str]) -> Iterator[MatrixShape]:
     from .instance import instance
 
+    name = "vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR"
     address = vk.lib.vkGetInstanceProcAddr(instance(), name.encode())
     ask = vk.ffi.cast(f"PFN_{name}", address)
     count = vk.ffi.new("uint32_t *")
@@ -234,10 +263,10 @@ def _matrix(vk: Any, handle: Any) -> Iterator[MatrixShape]:
     for item in found:
         item.sType = vk.VK_STRUCTURE_TYPE_COOPERATIVE_MATRIX_PROPERTIES_KHR
     ask(handle, count, found)
+    bf16 = {"shaderBFloat16Type", "shaderBFloat16CooperativeMatrix"} <= features
+    wanted = ("float16", "bfloat16") if bf16 else ("float16",)
     for item in found:
         operands, result = _COMPONENTS.get(item.AType), _COMPONENTS.get(item.ResultType)
         alike = item.AType == item.BType and item.CType == item.ResultType
-        if item.scope == _SUBGROUP_SCOPE and alike and result == "float32" and operands in (
-            "float16", "bfloat16",
-        ):  # fmt: skip
+        if item.scope == _SUBGROUP_SCOPE and alike and result == "float32" and operands in wanted:
             yield MatrixShape(item.MSize, item.NSize, item.KSize, operands)

@@ -6,7 +6,7 @@ import os
 
 from ....schedules.capability import Capability, MatrixUnit
 from .properties import Facts
-from .spirv import SpirvFeatures
+from .spirv import SpirvFeatures, matrix_unit
 
 _FLOAT_WIDTHS = (16, 32)
 _SOFTWARE = 4  # VK_PHYSICAL_DEVICE_TYPE_CPU
@@ -35,15 +35,8 @@ def capability_of(facts: Facts) -> Capability:
 
 def matrix_units(facts: Facts) -> tuple[MatrixUnit, ...]:
     """Its cooperative matrices, the largest product first."""
-    shapes = sorted(facts.matrix, key=lambda s: (-s.m * s.n * s.k, s.m, s.operands))
-    lanes = facts.subgroup or 1
-    return tuple(
-        MatrixUnit(
-            (s.m, s.n, s.k), s.operands, "float32", f"coopmat_{s.m}x{s.n}x{s.k}_{s.operands}",
-            s.m * s.k // lanes, s.k * s.n // lanes, s.m * s.n // lanes,
-        )
-        for s in shapes
-    )  # fmt: skip
+    shapes = sorted(set(facts.matrix), key=lambda s: (-s.m * s.n * s.k, s.m, s.operands))
+    return tuple(matrix_unit((s.m, s.n, s.k), s.operands, facts.subgroup) for s in shapes)
 
 
 def features_of(facts: Facts) -> SpirvFeatures:

@@ -11,9 +11,13 @@ from ..driver import Target
 @lru_cache(maxsize=1)
 def registered() -> dict[str, Target]:
     """Targets by name, the default first."""
+    from .cuda import Cuda
     from .llvm import Llvm
+    from .rocm import Rocm
+    from .vulkan import Vulkan
 
-    return {"llvm": Llvm()}
+    found: tuple[Target, ...] = (Llvm(), Vulkan(), Cuda(), Rocm())
+    return {t.name: t for t in found}
 
 
 def parse(name: str) -> tuple[Target, str]:

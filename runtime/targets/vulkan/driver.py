@@ -29,6 +29,9 @@ class VulkanDriver:
     After a fork, a child of a process that used Vulkan gets DeviceError from every call.
     """
 
+    dlpack: int | None = None  # buffers here have no addresses that others know
+    host = False
+
     def __init__(self) -> None:
         self._poison = False
 
@@ -41,6 +44,9 @@ class VulkanDriver:
 
     def capability(self, index: int) -> Capability:
         return capability_of(physical_devices()[index].facts)
+
+    def arch(self, index: int) -> str:
+        return str(index) if index else ""
 
     def load(self, binary: Path, plan: LaunchPlan, cache: DiskCache, index: int) -> Loaded:
         gpu = opened(index)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from .module import Module, instruction
 from .opcodes import Decoration, Glsl, LoopControl, Op, Storage
-from .types import BOOL, U32, Scalar
+from .types import BOOL, I32, I64, U32, Scalar
 
 _ROUNDS = (Op.FAdd, Op.FSub, Op.FMul, Op.FDiv)
 
@@ -19,6 +19,7 @@ class Body:
         self.module = module
         self.words: list[int] = []
         self.variables: list[int] = []
+        self._extended: dict[int, int] = {}
         self._known: list[dict[tuple[int, ...], int]] = [{}]
         self._block = 0  # the label of the block being written; 0 is the function's first
 
@@ -53,6 +54,19 @@ class Body:
 
     def constant(self, scalar: Scalar, value: float | int | bool) -> int:
         return self.module.constant(scalar, value)
+
+    def sign_extended(self, value: int) -> int:
+        """int32 → int64."""
+        made = self.pure(Op.SConvert, I64, value)
+        self._extended[made] = value
+        return made
+
+    def narrowed(self, value: int) -> int | None:
+        """The int32 that an int64 was made of, or None."""
+        literal = self.module.integer(value)
+        if literal is not None and -(2**31) <= literal < 2**31:
+            return self.constant(I32, literal)
+        return self._extended.get(value)
 
     def select(self, scalar: Scalar, condition: int, yes: int, no: int) -> int:
         return yes if yes == no else self.pure(Op.Select, scalar, condition, yes, no)

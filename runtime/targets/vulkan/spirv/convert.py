@@ -6,7 +6,7 @@ import numpy as np
 
 from .body import Body
 from .opcodes import Op
-from .types import BOOL, F16, F32, U16, U32, Scalar
+from .types import BOOL, F16, F32, I32, I64, U16, U32, Scalar
 
 
 def cast(body: Body, value: int, source: Scalar, goal: Scalar) -> int:
@@ -39,6 +39,8 @@ def _truth(body: Body, value: int, source: Scalar) -> int:
 def _resized(body: Body, value: int, source: Scalar, goal: Scalar) -> int:
     if source.bits == goal.bits:
         return value
+    if source == I32 and goal.bits == I64.bits:
+        return body.sign_extended(value)
     return body.pure(Op.SConvert if source.kind == "int" else Op.UConvert, goal, value)
 
 

@@ -11,7 +11,7 @@ from .calls import call
 from .convert import cast
 from .emitter import key
 from .opcodes import Glsl, Op
-from .types import BOOL, F16, F32, U32, Scalar, type_of
+from .types import BOOL, F16, F32, I32, I64, U32, Scalar, type_of
 
 if TYPE_CHECKING:
     from .emitter import Emitter, Lanes
@@ -67,6 +67,11 @@ def compare(body: Body, name: str, scalar: Scalar, a: int, b: int) -> int:
     """One lane of a comparison."""
     if scalar == F16:
         a, b, scalar = cast(body, a, F16, F32), cast(body, b, F16, F32), F32
+    if scalar == I64:
+        left, right = body.narrowed(a), body.narrowed(b)
+        # Not for speed alone: Mesa 22.3 gets an extended int32 against a literal wrong.
+        if left is not None and right is not None:
+            a, b, scalar = left, right, I32
     if name == "NE" and scalar.is_float and a == b:
         return is_nan(body, scalar, a)
     op = _COMPARE[scalar.kind].get(name)

@@ -60,6 +60,7 @@ class Module:
         self._declarations: list[int] = []
         self._made: dict[tuple[int, ...], int] = {}
         self._builtins: dict[BuiltIn, int] = {}
+        self._integers: dict[int, int] = {}
         self._half = False
         self.require(Capability.Shader)
         self.glsl = self.new_id()
@@ -154,7 +155,14 @@ class Module:
         type_ = self.scalar(scalar)
         if scalar.kind == "bool":
             return self._unique(Op.ConstantTrue if value else Op.ConstantFalse, type_, typed=True)
-        return self._unique(Op.Constant, type_, *_literal(scalar, value), typed=True)
+        made = self._unique(Op.Constant, type_, *_literal(scalar, value), typed=True)
+        if scalar.is_int:
+            self._integers[made] = int(value)
+        return made
+
+    def integer(self, value: int) -> int | None:
+        """The literal that a result id stands for, if it is one."""
+        return self._integers.get(value)
 
     def composite(self, type_: int, *parts: int) -> int:
         return self._unique(Op.ConstantComposite, type_, *parts, typed=True)

@@ -12,7 +12,7 @@ from .expressions import contiguous, is_multiple, lane_indices
 from .matrix import fragment_buffer
 from .memory import Buffer, static_size, stored
 from .opcodes import BuiltIn, LoopControl, Op, Storage
-from .types import I32, U32, parse, type_of
+from .types import I32, U32, Scalar, parse, type_of
 
 if TYPE_CHECKING:
     from .emitter import Emitter
@@ -35,13 +35,20 @@ def _declare(e: Emitter, node: Any) -> None:
     parameter = e.parameters.get(key(source))
     if parameter is None:
         raise CompileError(f"needs buffers over parameters of the kernel, got {node.buffer}")
-    value, _ = parse(str(node.buffer.dtype))
+    value = _element(node.buffer)
     scalar = stored(value, True)
     if scalar.bits != parameter.scalar.bits:
         raise CompileError(f"needs {parameter.scalar} elements in a parameter, got {scalar}")
     e.buffers[key(node.buffer)] = Buffer(
         value, scalar, Storage.StorageBuffer, parameter, int(node.buffer.data_alignment)
     )
+
+
+def _element(buffer: Any) -> Scalar:
+    scalar, lanes = parse(str(buffer.dtype))
+    if lanes != 1:
+        raise CompileError(f"needs buffers of scalars, got {buffer} of {buffer.dtype}")
+    return scalar
 
 
 def _allocate(e: Emitter, node: Any) -> None:
@@ -52,7 +59,7 @@ def _allocate(e: Emitter, node: Any) -> None:
     storage = _SCOPES.get(buffer.scope())
     if storage is None:
         raise CompileError(f"needs memory of scope shared or local, got {buffer.scope()!r}")
-    value, _ = parse(str(buffer.dtype))
+    value = _element(buffer)
     scalar = stored(value, False)
     array = e.module.array(e.module.scalar(scalar), static_size(buffer))
     if storage == Storage.Workgroup:

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...dsl import forms
-from ...dsl.expr import Axis, Form
-from ...dsl.walk import free_axes, walk
+from ...dsl.expr import Axis
 from ..capability import Capability
 from ..emit import Emitter
 from ..group import Group
-from ..rule import Config, Rejection, check, first_rejection
+from ..rule import Config, Rejection
+from ..scatter import column as column_of
+from ..scatter import rejection
 from .direct import CoreNest
 
 
@@ -34,17 +35,7 @@ class ScatterAdd:
     name = "scatter_add"
 
     def match(self, group: Group, caps: Capability) -> Rejection | None:
-        (head, *others) = group.stages
-        node = head.expr
-        if not isinstance(node, forms.ScatterAdd):
-            return Rejection("needs a scatter_add")
-        nested = [n for e in (node.value, node.at) for n in walk(e) if isinstance(n, Form)]
-        return first_rejection(
-            check(not others, "needs one stage"),
-            check(not nested, "needs pointwise values and indices"),
-            check(node.target in head.axes, "needs the target axis in the result"),
-            check(head.dtype == node.dtype, f"needs a result of {node.dtype}, got {head.dtype}"),
-        )
+        return rejection(group)
 
     def default(self, group: Group, caps: Capability) -> ScatterAddConfig:
         return ScatterAddConfig()
@@ -63,7 +54,7 @@ class ScatterAdd:
         assert isinstance(node, forms.ScatterAdd)
         nest, at = CoreNest(emitter), emitter.lowering.expr
         out = nest.targets[id(stage)]
-        column = _column(stage.axes, node)
+        column = column_of(stage.axes, node)
         kept = [a for a in stage.axes if a is not node.target and a is not column]
         extents = [emitter.size(a.extent) for a in kept]
         env: dict[Axis, Any] = {}
@@ -113,9 +104,3 @@ class ScatterAdd:
 
             points(node.over)
         return nest.finish()
-
-
-def _column(axes: tuple[Axis, ...], node: forms.ScatterAdd) -> Axis | None:
-    """The last axis of the result that only the value has."""
-    mine = free_axes(node.at)
-    return next((a for a in reversed(axes) if a is not node.target and a not in mine), None)

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...dsl import forms
-from ...dsl.expr import Axis, Form
-from ...dsl.walk import walk
+from ...dsl.expr import Axis
 from ..capability import Capability
 from ..emit import Emitter
 from ..group import Group
 from ..rule import Config, Rejection, check, first_rejection
+from ..selection import Keys, rejection
 from .direct import CoreNest
 
 LONGEST = 4096
@@ -37,19 +37,11 @@ class TopK:
 
     def match(self, group: Group, caps: Capability) -> Rejection | None:
         head = group.stages[0].expr
-        if not isinstance(head, forms.TopK):
-            return Rejection("needs a top_k")
-        k = head.rank.extent
+        k = head.rank.extent if isinstance(head, forms.TopK) else 0
         return first_rejection(
-            check(all(isinstance(s.expr, forms.TopK) and s.expr.score is head.score
-                      and s.expr.along is head.along and s.expr.rank is head.rank
-                      for s in group.stages), "needs the results of one top_k only"),
+            rejection(group),
             check(isinstance(k, int) and k <= LONGEST,
                   f"needs a static k of at most {LONGEST}"),
-            check(head.score.dtype.name not in ("float64", "uint64"),
-                  f"needs scores that a signed integer can order, got {head.score.dtype}"),
-            check(not any(isinstance(n, Form) for n in walk(head.score)),
-                  "needs a pointwise score"),
         )  # fmt: skip
 
     def default(self, group: Group, caps: Capability) -> TopKConfig:
@@ -73,8 +65,7 @@ class _Selection:
         self.size, self.expr = emitter.size, emitter.lowering.expr
         self.k = self.nest.number(node.rank.extent)
         self.block = self.nest.number(config.block)
-        self.wide = node.score.dtype.is_int and node.score.dtype.bits >= 32
-        self.key_type = "int64" if self.wide else "int32"
+        self.order = Keys(node.score.dtype)
         self.env: dict[Axis, Any] = {}
 
     def build(self) -> Any:
@@ -91,13 +82,13 @@ class _Selection:
         from tvm import tirx
 
         nest, count = self.nest, self.size(self.node.along.extent)
-        self.keys = nest.private("keys", [self.k], self.key_type)
+        self.keys = nest.private("keys", [self.k], self.order.type)
         self.places = nest.private("places", [self.k], "int64")
-        self.block_keys = nest.private("block_keys", [self.block], self.key_type)
-        self.best = nest.private("best", [], self.key_type)
+        self.block_keys = nest.private("block_keys", [self.block], self.order.type)
+        self.best = nest.private("best", [], self.order.type)
         self.hole = nest.private("hole", [], "int64")
         with nest.loop("slot", self.k) as slot:
-            nest.store(self.keys, [slot], self._least())
+            nest.store(self.keys, [slot], self.order.least())
             nest.store(self.places, [slot], nest.number(0))
         first = nest.opaque("first", tirx.min(self.k, count))
         with nest.loop("early", first) as early:
@@ -117,7 +108,7 @@ class _Selection:
         from tvm import tirx
 
         nest, zero = self.nest, self.nest.number(0)
-        nest.store(self.best, [zero], self._least())
+        nest.store(self.best, [zero], self.order.least())
         with nest.loop("j", self.block) as j:
             key = self._key(start + j)
             nest.store(self.block_keys, [j], key)
@@ -150,28 +141,11 @@ class _Selection:
         nest.store(self.keys, [self.hole[zero]], new)
         nest.store(self.places, [self.hole[zero]], place)
 
-    def _least(self) -> Any:
-        from tvm import tirx
-
-        return tirx.const(-(2 ** (63 if self.wide else 31)), self.key_type)
-
     def _score(self, place: Any) -> Any:
         return self.expr(self.node.score, self.env | {self.node.along: place})
 
     def _key(self, place: Any) -> Any:
-        """An integer that orders as the score does."""
-        from tvm import tirx
-
-        score = self._score(place)
-        if not self.node.score.dtype.is_float:
-            return score.astype(self.key_type)
-        value = score.astype("float32")
-        bits = tirx.reinterpret("int32", value)
-        flipped = tirx.bitwise_xor(bits, tirx.const(0x7FFFFFFF, "int32"))
-        ordered = tirx.Select(bits < tirx.const(0, "int32"), flipped, bits)
-        zero = value == tirx.const(0.0, "float32")
-        ordered = tirx.Select(zero, tirx.const(0, "int32"), ordered)
-        return tirx.Select(tirx.isnan(value), tirx.const(2**31 - 1, "int32"), ordered)
+        return self.order.key(self._score(place))
 
     def _publish(self, rows: Sequence[Axis]) -> None:
         nest, node = self.nest, self.node

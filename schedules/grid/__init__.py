@@ -8,5 +8,7 @@ from ..rule import Rule
 def rules() -> tuple[Rule, ...]:
     """The rules in the order they are tried."""
     from .pointwise import Pointwise
+    from .scatter_add import ScatterAdd
+    from .top_k import TopK
 
-    return (Pointwise(),)
+    return (Pointwise(), TopK(), ScatterAdd())

@@ -12,6 +12,7 @@ from ..nest import Nest, static
 
 Tir = Any
 _ALL_LANES = 0xFFFFFFFF
+_NARROW = ("int8", "int16", "uint8", "uint16", "bool")
 
 
 class GridNest(Nest):
@@ -25,6 +26,14 @@ class GridNest(Nest):
         self.caps = caps
         self.threads = 1
         self.thread: Tir = self.number(0)
+
+    def ceil_div(self, value: Tir, by: int) -> Tir:
+        """⌈value / by⌉ of a value ≥ 0."""
+        from tvm import tirx
+
+        if by == 1:
+            return value
+        return self.simple(tirx.truncdiv(value + self.number(by - 1), self.number(by)))
 
     @contextmanager
     def launch(self, blocks: Tir, threads: int) -> Iterator[tuple[Tir, Tir]]:
@@ -101,8 +110,15 @@ class GridNest(Nest):
 
         width = self.caps.subgroup
         mask = tirx.const(_ALL_LANES, "uint32")
-        call = _call(str(value.ty.dtype), name, mask, value, which, width, width)
-        return self.bind("shuffled", call)
+        dtype = str(value.ty.dtype)
+        if dtype in ("int64", "uint64"):  # registers have 32 bits
+            low = self._shuffle(name, value.astype("uint32"), which).astype(dtype)
+            half = tirx.const(32, dtype)
+            high = self._shuffle(name, (value >> half).astype("uint32"), which).astype(dtype)
+            return self.bind("shuffled", high << half | low)
+        if dtype in _NARROW:
+            return self._shuffle(name, value.astype("int32"), which).astype(dtype)
+        return self.bind("shuffled", _call(dtype, name, mask, value, which, width, width))
 
     def reduce(self, op: str, value: Tir, width: int) -> Tir:
         """`value` combined over each run of `width` (a power of two) threads, known to all of them.
@@ -111,35 +127,41 @@ class GridNest(Nest):
         block comes here.
         """
         value = self.bind("part", value)
+        if width == 1:
+            return value
         if not self.caps.shuffle:
             return self._reduce_shared(op, value, width, width)
         lanes = min(width, self.caps.subgroup)
+        value = self._fold_lanes(op, value, lanes)
+        if width > lanes:
+            return self._gather(op, value, width, lanes)
+        lane = self.thread % self.number(self.caps.subgroup)
+        return self.shuffle(value, lane - lane % self.number(lanes))
+
+    def _fold_lanes(self, op: str, value: Tir, lanes: int) -> Tir:
+        """In the first of each `lanes` threads, the fold of all of them."""
         step = lanes // 2
         while step:
             value = self.bind("part", combine(op, value, self.shuffle_down(value, step)))
             step //= 2
-        if width > lanes:
-            return self._gather(op, value, width, lanes)
-        if width == 1:
-            return value
-        lane = self.thread % self.number(self.caps.subgroup)
-        return self.shuffle(value, lane - lane % self.number(lanes))
+        return value
 
     def _gather(self, op: str, value: Tir, width: int, lanes: int) -> Tir:
-        """The first of each `lanes` threads has a part; all of `width` threads get their fold."""
-        count = self.number(width // lanes)
+        """The first of each subgroup has a part; all of `width` threads get their fold."""
+        count = width // lanes
         cells = self.shared("parts", [self.number(self.threads // lanes)], str(value.ty.dtype))
         self.barrier()
-        with self.when((self.thread % self.number(lanes)).equal(self.number(0))):
+        lane = self.bind("lane", self.thread % self.number(lanes))
+        with self.when(lane.equal(self.number(0))):
             self.store(cells, [self.thread // self.number(lanes)], value)
         self.barrier()
-        first = self.bind("first", self.thread // self.number(width) * count)
-        total = self.private("total", [], str(value.ty.dtype))
-        zero = self.number(0)
-        self.store(total, [zero], cells[first])
-        with self.loop("part", count - self.number(1), "unroll") as i:
-            self.store(total, [zero], combine(op, total[zero], cells[first + i + self.number(1)]))
-        return self.bind("whole", total[zero])
+        first = self.bind("first", self.thread // self.number(width) * self.number(count))
+        some = min(count, lanes)
+        mine = self.bind("mine", first + lane % self.number(some))
+        total = cells[mine]
+        for further in range(some, count, some):
+            total = combine(op, total, cells[mine + self.number(further)])
+        return self.shuffle(self._fold_lanes(op, self.bind("part", total), some), self.number(0))
 
     def _reduce_shared(self, op: str, value: Tir, width: int, step: int) -> Tir:
         """A tree in shared memory, for devices whose threads cannot exchange registers."""

@@ -69,7 +69,7 @@ $(VENV)/dependencies.stamp: pyproject.toml $(VENV)/created.stamp
 # A strict editable install links single files: it is renewed when files come or go.
 build/files.txt: FORCE
 	@mkdir -p build
-	@find rudnn $(SUBPACKAGES) -name '*.py' -o -name '*.[ch]' -o -name py.typed \
+	@find rudnn $(SUBPACKAGES) -name '*.py' -o -name '*.[ch]' -o -name '*.cuh' -o -name '*.ll' -o -name py.typed \
 	    | LC_ALL=C sort > $@.new
 	@cmp -s $@.new $@ && rm $@.new || mv $@.new $@
 

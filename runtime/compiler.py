@@ -46,6 +46,9 @@ class Layouts:
         return f"{' '.join(sorted(self.unit))} / {' '.join(sorted(self.wide))}"
 
 
+_SOURCES = frozenset({".py", ".c", ".h", ".cuh", ".ll"})
+
+
 @lru_cache(maxsize=1)
 def fingerprint() -> str:
     """A digest of everything that turns a graph into machine code: our own sources and the pins."""
@@ -54,7 +57,7 @@ def fingerprint() -> str:
     digest = hashlib.sha256(repr(PINS).encode())
     for package in (dsl, schedules, runtime):
         folder = Path(package.__path__[0])
-        for path in sorted(p for p in folder.rglob("*") if p.suffix in (".py", ".c", ".h")):
+        for path in sorted(p for p in folder.rglob("*") if p.suffix in _SOURCES):
             digest.update(str(path.relative_to(folder)).encode() + path.read_bytes())
     return digest.hexdigest()
 

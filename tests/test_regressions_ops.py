@@ -29,7 +29,7 @@ needs_compiler = pytest.mark.skipif(
 
 SWEEP = r"""
 #include <stdio.h>
-#include "rudnn_embed.h"
+#include "rudnn_host.h"
 int main(void) {
     int64_t a, b;
     for (a = -7; a <= 7; ++a)

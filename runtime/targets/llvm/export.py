@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
 from ....schedules.program import Program
 from ...arguments import work
+from ...embed import copy_support
+from ...embed.header import Header
+from ...embed.host import Host
 from ...plan import SMALL_WORK
 from ...signature import Signature
 from . import compile as codegen
 from . import cpu, toolchain
-from .c_header import Header
-from .c_host import Host, build_command
 
-SUPPORT = (*toolchain.EMBED_FILES, "rudnn_embed.h", "rudnn_example.h")
+SUPPORT = tuple(toolchain.NATIVE / n for n in (*toolchain.EMBED_FILES, "rudnn_host.h"))
 _ALIAS_TYPE = re.compile(r'(?<=!")0x[0-9a-f]+')
 # TVM puts its conversions of half precision into every module as weak functions. In an app they
 # would stand in for the compiler library's, whose calling convention is another.
@@ -38,13 +38,13 @@ def export(program: Program, signature: Signature, arch: str, folder: Path) -> d
         signature.c(work(program.graph)), SMALL_WORK,
     )  # fmt: skip
     (folder / f"{name}.h").write_text(header.text(), "utf-8")
-    (folder / f"{name}_host.c").write_text(Host(signature, header).text(), "utf-8")
-    for support in SUPPORT:
-        shutil.copyfile(toolchain.NATIVE / support, folder / support)
-    made = [f"{name}.o", f"{name}.ll", f"{name}.h", f"{name}_host.c", *SUPPORT]
+    build = f"cc -O2 -o {name}_host {name}_host.c {name}.o rudnn_runtime.c -lm -lpthread"
+    (folder / f"{name}_host.c").write_text(Host(signature, header, build).text(), "utf-8")
+    support = copy_support(folder, SUPPORT)
+    made = [f"{name}.o", f"{name}.ll", f"{name}.h", f"{name}_host.c", *support]
     return {
         "function": name, "header": f"{name}.h", "object": f"{name}.o",
-        "build": build_command(name),
+        "build": build,
         "plan": plan.to_json(),
         "workspace_bytes": {"python": signature.public(plan.workspace), "c": header.workspace},
         "small_work": header.small_work,

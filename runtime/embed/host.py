@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ...signature import Signature, TensorInfo
-from .c_header import C_TYPES, Header, wrapped
+from ..signature import Signature, TensorInfo
+from .header import C_TYPES, Header, wrapped
 
 _DTYPES = {
     "float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64", "bool": "BOOL",
@@ -12,16 +12,18 @@ _DTYPES = {
 }  # fmt: skip
 
 
-def build_command(name: str) -> str:
-    """The line that builds the host, in the exported folder."""
-    return f"cc -O2 -o {name}_host {name}_host.c {name}.o rudnn_runtime.c -lm -lpthread"
+FAILED = (
+    "if (status) {",
+    '    fprintf(stderr, "status %d: %s\\n", (int)status, rudnn_status_text(status));',
+    "    return 1;", "}",
+)  # fmt: skip
 
 
 class Host:
-    """Writes the example host of one operator."""
+    """Writes the example host of one operator; `build` is the line that builds it."""
 
-    def __init__(self, signature: Signature, header: Header) -> None:
-        self.signature, self.header, self.c = signature, header, header.c
+    def __init__(self, signature: Signature, header: Header, build: str) -> None:
+        self.signature, self.header, self.c, self.build = signature, header, header.c, build
 
     def text(self) -> str:
         """The whole program."""
@@ -41,7 +43,7 @@ class Host:
         usage = " ".join([f"./{s.name}_host", *settings, "[--out FOLDER]"])
         return "\n".join([
             f"/* Runs {s.operator} once on example values, or on raw little-endian files.", " *",
-            f" *   {build_command(s.name)}", f" *   {usage}", " *",
+            f" *   {self.build}", f" *   {usage}", " *",
             " * Prints the first elements of each result, its sum and a hash; --out FOLDER writes",
             " * it raw to FOLDER/NAME.bin.", " */",
         ])  # fmt: skip
@@ -97,12 +99,7 @@ class Host:
         for tensor in self.outputs():
             name = self.c.tensor(tensor.name)
             lines.append(f"{name} = rudnn_array({self.dtype(tensor)}, {self.count(tensor)});")
-        lines += self.call()
-        lines += [
-            'if (status) {',
-            '    fprintf(stderr, "status %d: %s\\n", (int)status, rudnn_status_text(status));',
-            "    return 1;", "}",
-        ]  # fmt: skip
+        lines += [*self.call(), *FAILED]
         for tensor in self.outputs():
             name = self.c.tensor(tensor.name)
             lines.append(

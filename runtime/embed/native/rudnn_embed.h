@@ -1,7 +1,8 @@
 /* rudnn_embed: what the headers of exported operators share: status codes and argument checks.
  *
- * Plain C99 and C++. An operator's function returns 0, one of the codes below, or the kernel's own
- * status, for which rudnn_last_error() may have a text.
+ * Plain C99 and C++. An operator's function returns 0, one of the codes below, or the status of the
+ * kernel or the driver, for which rudnn_last_error() may have a text: rudnn_host.h, rudnn_cuda.h and
+ * so on declare that function, and include this file.
  */
 #ifndef RUDNN_EMBED_H
 #define RUDNN_EMBED_H
@@ -10,8 +11,6 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
-
-#include "rudnn_runtime.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -116,23 +115,6 @@ static inline int32_t rudnn_indices(const void *data, const int64_t *shape, int 
         if (value < 0 || value >= below) return RUDNN_BAD_INDEX;
     }
     return RUDNN_OK;
-}
-
-/* Call a kernel. Its workspace, of `bytes`, goes into the last argument: the caller's, or with NULL
- * the runtime's scratch memory for the time of the call. `threads` 1 keeps small work on the
- * calling thread. */
-static inline int32_t rudnn_invoke(rudnn_entry_fn entry, int64_t *args, int slot, void *workspace,
-                                   int64_t bytes, int threads) {
-    void *scratch = NULL;
-    int32_t status;
-    if (slot >= 0 && !workspace && bytes > 0) {
-        scratch = workspace = rudnn_workspace_alloc(1, 0, (uint64_t)bytes, 1, 8);
-        if (!scratch) return RUDNN_NO_MEMORY;
-    }
-    if (slot >= 0) args[slot] = (int64_t)(intptr_t)workspace;
-    status = rudnn_call(entry, args, threads);
-    if (scratch) rudnn_workspace_free(1, 0, scratch);
-    return status;
 }
 
 #ifdef __cplusplus

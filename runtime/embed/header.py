@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ...plan import LaunchPlan, Slot
-from ...signature import Signature, TensorInfo, rename
+from ..plan import LaunchPlan, Slot
+from ..signature import Signature, TensorInfo, rename
 
 C_TYPES = {
     "float32": "float", "float64": "double", "float16": "uint16_t", "bfloat16": "uint16_t",
@@ -72,6 +72,11 @@ class Header:
         self.strided = {s.name for s in plan.slots if s.kind == "stride"}
         self.workspace, self.work = self.expression(workspace), self.expression(work)
 
+    @property
+    def contract(self) -> str:
+        """What a caller must keep to, in words."""
+        return _CONTRACT
+
     def text(self) -> str:
         """The whole header."""
         parts = (
@@ -94,7 +99,7 @@ class Header:
         if s.options:
             lines += ["Options: " + ", ".join(f"{n}={v}" for n, v in s.options)]
         lines += [f"Requires: {check.needs}" for check in s.checks]
-        lines += ["", *_CONTRACT.splitlines()]
+        lines += ["", *self.contract.splitlines()]
         body = "\n".join(f" * {line}".rstrip() for line in "\n".join(lines).split("\n"))
         return "/* " + body[3:].replace("*/", "* /") + "\n */"
 
@@ -120,19 +125,21 @@ class Header:
 
     # --- code ---
 
-    def opening(self) -> str:
-        constants = [
+    def constants(self) -> list[str]:
+        return [
             f"#define {self.macro}_{d.name} {d.size} /* compiled in */"
             for d in self.signature.dims
             if d.size is not None
         ]
+
+    def opening(self) -> str:
         return "\n".join([
             f"#ifndef {self.macro}_H_", f"#define {self.macro}_H_", "",
-            '#include "rudnn_embed.h"', "",
+            '#include "rudnn_host.h"', "",
             f"#define {self.macro}_ABI_VERSION {self.plan.abi}",
             f"#if RUDNN_ABI_VERSION != {self.macro}_ABI_VERSION",
             '#error "this header needs the rudnn_runtime.h it was exported with"', "#endif",
-            *constants, "", "#ifdef __cplusplus", 'extern "C" {', "#endif", "",
+            *self.constants(), "", "#ifdef __cplusplus", 'extern "C" {', "#endif", "",
             "/* The kernel itself; its argument array is described in manifest.json. */",
             f"extern int32_t {self.plan.entry}(const int64_t *args);",
         ])  # fmt: skip
@@ -193,9 +200,14 @@ class Header:
             for i, slot in enumerate(slots)
             if slot.kind != "workspace"
         ]
+        return [*lines, *self.start()]
+
+    def start(self) -> list[str]:
+        """Statements that run the kernel on `rudnn_args` and return its status."""
+        slots = self.plan.slots
         place = next((i for i, s in enumerate(slots) if s.kind == "workspace"), -1)
         work = f"{self.work} < INT64_C({self.small_work}) ? 1 : 0"
-        return [*lines, f"return rudnn_invoke({self.plan.entry}, rudnn_args, {place}, workspace,",
+        return [f"return rudnn_invoke({self.plan.entry}, rudnn_args, {place}, workspace,",
                 f"                    {self.name}_workspace_bytes({', '.join(self.dims())}),",
                 f"                    {work});"]  # fmt: skip
 

@@ -1,0 +1,100 @@
+"""Running CUDA without a GPU: a stub of the driver, and kernels compiled for the CPU.
+
+`stubs/cuda/shim.h` makes CUDA C++ a program of fibers; `stubs/libcuda_stub.c` is a driver whose
+modules are such programs. With both in place an operator's whole path runs: generated source,
+argument packing, launches, memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from rudnn.runtime.cache import DiskCache
+
+STUBS = Path(__file__).parent / "stubs"
+_KERNEL = re.compile(r"__global__ void (?:__launch_bounds__\(\d+\) )?(\w+)\(")
+_FLAGS = ("-std=c++17", "-O1", "-w", "-fPIC", "-shared", "-fno-strict-aliasing")
+
+
+def _built(name: str, inputs: Iterable[bytes], command: Sequence[str]) -> Path:
+    """The file `{out}` that a command makes of `inputs`: from the compile cache, if it is there."""
+    digest = hashlib.sha256(" ".join(command).encode())
+    for content in inputs:
+        digest.update(content)
+    key, cache = digest.hexdigest(), DiskCache()
+    entry = cache.get(key)
+    if entry is None:
+        with tempfile.TemporaryDirectory() as folder:
+            out = Path(folder, name)
+            line = [part.format(out=out) for part in command]
+            done = subprocess.run(line, input=b"".join(inputs), capture_output=True, check=False)
+            assert done.returncode == 0, done.stderr.decode()[:4000]
+            entry = cache.put(key, {}, {name: out})
+    return entry.file(name)
+
+
+@lru_cache(maxsize=1)
+def stub_library() -> Path:
+    """The stub of libcuda.so.1."""
+    source = (STUBS / "libcuda_stub.c").read_bytes()
+    command = ("cc", "-std=gnu11", "-O1", "-shared", "-fPIC", "-o", "{out}", "-xc", "-", "-ldl")
+    return _built("libcuda_stub.so", [source], command)
+
+
+def emulated(source: str) -> bytes:
+    """A module for the stub: a shared library that runs CUDA C++ on the CPU."""
+    kernels = dict.fromkeys(_KERNEL.findall(source))
+    assert kernels, source
+    entries = "\n".join(f"RUDNN_KERNEL({name})" for name in kernels)
+    folder = STUBS / "cuda"
+    version = hashlib.sha256(b"".join(p.read_bytes() for p in sorted(folder.iterdir()))).hexdigest()
+    unit = f'// {version}\n#include "shim.h"\n{source}\n{entries}\n'
+    command = ("g++", *_FLAGS, f"-I{folder}", "-o", "{out}", "-xc++", "-")
+    return _built("kernel.so", [unit.encode()], command).read_bytes()
+
+
+class Stub:
+    """The stub's own functions: its log of calls, and faults to come."""
+
+    def __init__(self) -> None:
+        self._c: Any = ctypes.CDLL(str(stub_library()))
+        self._c.stub_log.restype = ctypes.c_char_p
+        self._c.stub_used.restype = ctypes.c_size_t
+        self._c.stub_memory.argtypes = [ctypes.c_size_t]
+
+    def calls(self) -> list[str]:
+        """Functions called since the last `clear`, in order; launches are indented."""
+        return self._c.stub_log().decode().splitlines()
+
+    def launches(self) -> list[str]:
+        return [line.strip() for line in self.calls() if line.startswith("  ")]
+
+    def clear(self) -> None:
+        self._c.stub_clear()
+
+    def fail(self, name: str, code: int, after: int = 0) -> None:
+        """The call of `name` after `after` others returns `code`; "" lifts every fault."""
+        self._c.stub_fail(name.encode(), code, after)
+
+    def break_context(self, code: int) -> None:
+        """The next kernel ruins the context: calls after it return `code`."""
+        self._c.stub_break(code)
+
+    def memory(self, total: int) -> None:
+        self._c.stub_memory(total)
+
+    def used(self) -> int:
+        """Bytes allocated and not freed."""
+        return int(self._c.stub_used())
+
+    def depth(self) -> int:
+        """Contexts pushed and not popped by this thread."""
+        return int(self._c.stub_depth())

@@ -1,0 +1,1 @@
+/* Generated sources include it and need nothing of it. */

@@ -1,0 +1,1 @@
+/* Infinities and NaN are in shim.h. */

@@ -181,12 +181,18 @@ class Lowering:
         if isinstance(node, Select):
             return tirx.Select(go(node.condition), go(node.then), go(node.otherwise))
         if isinstance(node, Read):
-            index = [
-                self._clamped(go(i), extent) if node.fill is None and _from_data(i) else go(i)
-                for i, extent in zip(node.index, node.tensor.shape, strict=True)
-            ]
-            return self.read(node.tensor, index, node.fill)
+            return self.read(node.tensor, self._places(node, go), node.fill)
         raise CompileError(f"needs a pointwise expression, got {type(node).__name__}")
+
+    def places(self, node: Read, env: Mapping[Axis, Tir]) -> list[Tir]:
+        """The indices of a read, within the tensor if it has no fill value."""
+        return self._places(node, lambda i: self.expr(i, env))
+
+    def _places(self, node: Read, go: Callable[[Expr], Tir]) -> list[Tir]:
+        return [
+            self._clamped(go(i), extent) if node.fill is None and _from_data(i) else go(i)
+            for i, extent in zip(node.index, node.tensor.shape, strict=True)
+        ]
 
     def _clamped(self, index: Tir, extent: Size) -> Tir:
         """An index that memory holds: whatever that is, the read stays within the tensor."""

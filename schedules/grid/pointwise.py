@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...dsl.expr import Axis, Stage
+from ...dsl.lower import encode
 from ..capability import Capability
 from ..emit import Emitter
 from ..group import Group, is_map
@@ -40,9 +41,9 @@ class Pointwise:
 
     def space(self, group: Group, caps: Capability) -> Iterator[PointwiseConfig]:
         yield self.default(group, caps)
-        for threads in (128, 512):
+        for threads in (128, 256, 512):
             for items in (1, 2, 4):
-                if threads <= caps.max_threads:
+                if threads <= caps.max_threads and (threads, items) != (256, 1):
                     yield PointwiseConfig(threads, items)
 
     def lower(
@@ -50,43 +51,41 @@ class Pointwise:
     ) -> Any:
         (stage,) = group.stages
         nest = GridNest(emitter, caps)
-        if stage.axes:
-            _map(nest, stage, config)
-        else:
-            with nest.launch(nest.number(1), 1):
-                nest.write(stage, [], emitter.lowering.expr(stage.expr, {}))
+        map_stage(nest, stage, config)
         return nest.finish()
 
 
-def _map(nest: GridNest, stage: Stage, config: PointwiseConfig) -> None:
-    from tvm import tirx
-
+def map_stage(nest: GridNest, stage: Stage, config: PointwiseConfig) -> None:
+    """A launch that sets every element of a pointwise stage."""
+    if not stage.axes:
+        with nest.launch(nest.number(1), 1):
+            nest.write(stage, [], nest.emitter.lowering.expr(stage.expr, {}))
+        return
     *outer, last = stage.axes
     extents = [nest.emitter.size(a.extent) for a in outer]
     length = nest.emitter.size(last.extent)
     vectors = Vectors(nest, last, [stage.expr], [stage])
-    lanes = nest.number(vectors.lanes)
-    steps = nest.simple(tirx.truncdiv(length + lanes - nest.number(1), lanes))
+    steps = nest.ceil_div(length, vectors.lanes)
     total = nest.simple(nest.product(extents) * steps)
-    block_items = nest.number(config.threads * config.items)
-    blocks = nest.simple(tirx.truncdiv(total + block_items - nest.number(1), block_items))
+    per_block = config.threads * config.items
 
     def one(item: Any) -> None:
         *rows, step = nest.unflatten(item, [*extents, steps])
         env: dict[Axis, Any] = {a: nest.opaque(a.name, i) for a, i in zip(outer, rows, strict=True)}
-        start = nest.opaque("start", step * lanes)
+        start = nest.opaque("start", step * nest.number(vectors.lanes))
 
         def body(place: Any, write: Any) -> None:
-            write(stage, nest.emitter.lowering.expr(stage.expr, env | {last: place}))
+            value = nest.emitter.lowering.expr(stage.expr, env | {last: place})
+            write(stage, encode(value, stage.dtype))
 
         vectors.cover(start, length, env, body)
 
-    with nest.launch(blocks, config.threads) as (block, thread):
+    with nest.launch(nest.ceil_div(total, per_block), config.threads) as (block, thread):
+        exact = static(total)
         for i in range(config.items):
             offset = nest.number(i * config.threads)
-            item = nest.opaque("item", block * block_items + offset + thread)
-            exact = static(total)
-            if exact is not None and exact % int(block_items.value) == 0:
+            item = nest.opaque("item", block * nest.number(per_block) + offset + thread)
+            if exact is not None and exact % per_block == 0:
                 one(item)
             else:
                 with nest.when(item < total):

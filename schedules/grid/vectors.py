@@ -6,14 +6,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from ...dsl.expr import Axis, Expr, Read, Stage, Tensor
-from ...dsl.lower import encode, storage
+from ...dsl.expr import Axis, Const, DimRef, Expr, Read, ScalarRef, Stage, Tensor
+from ...dsl.lower import storage
 from ...dsl.walk import free_axes, walk
-from ..emit import WIDE_BYTES
+from ..capability import WIDE_BYTES
 from ..nest import static
 from .nest import GridNest
 
 Tir = Any
+Write = Callable[[Stage, Tir], None]
 MOST_LANES = 8
 
 
@@ -21,45 +22,62 @@ class Vectors:
     """Reads and writes along one axis, `lanes` neighbours a thread.
 
     A tensor that several different elements of are read, or whose rows are not known to be
-    aligned, is read one element at a time.
+    aligned, is read one element at a time. `alias` gives, for an axis that runs along with another
+    one, that other axis.
     """
 
     def __init__(
-        self, nest: GridNest, axis: Axis, nodes: Sequence[Expr], results: Sequence[Stage]
-    ) -> None:
-        self.nest, self.axis = nest, axis
+        self, nest: GridNest, axis: Axis, nodes: Sequence[Expr], results: Sequence[Stage],
+        alias: Mapping[Axis, Axis] | None = None,
+    ) -> None:  # fmt: skip
+        self.nest, self.axis, self.alias = nest, axis, alias or {}
         wide = nest.emitter.wide
-        self.reads = [r for r in _sole_reads(nodes) if _along(r, axis) and wide(r.tensor)]
-        self.results = [s for s in results if s.axes and s.axes[-1] is axis and wide(s)]
+        sole = sole_reads(nodes, self.alias)
+        self.reads = [r for r in sole if self.along(r) and wide(r.tensor)]
+        self.results = [s for s in results if self._is_axis(s.axes[-1]) and wide(s)]
         moved: list[Tensor] = [*(r.tensor for r in self.reads), *self.results]
         least = min((t.dtype.bytes for t in moved), default=WIDE_BYTES)
         self.lanes = min(MOST_LANES, WIDE_BYTES // least)
 
-    def run(self, start: Tir, env: Mapping[Axis, Tir], body: Callable[[Tir, Any], None]) -> None:
+    def _is_axis(self, index: Expr) -> bool:
+        return isinstance(index, Axis) and self.alias.get(index, index) is self.axis
+
+    def along(self, read: Read) -> bool:
+        """Whether neighbours along the axis are neighbours in the tensor."""
+        own = {self.axis, *(a for a, b in self.alias.items() if b is self.axis)}
+        return (
+            bool(read.index)
+            and read.fill is None
+            and self._is_axis(read.index[-1])
+            and not any(own & set(free_axes(i)) for i in read.index[:-1])
+            and id(read.tensor) in self.nest.sources
+            and all(id(n.tensor) in self.nest.sources for i in read.index for n in _reads(i))
+        )
+
+    def run(self, start: Tir, env: Mapping[Axis, Tir], body: Callable[[Tir, Write], None]) -> None:
         """`body(index, write)` for the axis' `lanes` indices from `start`, which all exist.
 
-        `write(stage, value)` sets the stage's element there.
+        `write(stage, value)` sets the stage's element there to a value as it is stored.
         """
         nest = self.nest
         with self._loaded(start, env) as lane:
-            held = {id(s): self._buffer(s) for s in self.results}
+            held = {id(s): self.registers(s, self.lanes) for s in self.results}
             for i in range(self.lanes):
                 lane[0] = nest.number(i)
                 here = start + nest.number(i)
 
                 def write(stage: Stage, value: Tir, i: int = i, here: Tir = here) -> None:
                     if id(stage) in held:
-                        nest.store(held[id(stage)], [nest.number(i)], encode(value, stage.dtype))
+                        nest.store(held[id(stage)], [nest.number(i)], value)
                     else:
-                        nest.write(stage, [*self._outer(stage, env), here], value)
+                        self._write(stage, here, env, value)
 
                 body(here, write)
             for stage in self.results:
-                target, outer = nest.targets[id(stage)], self._outer(stage, env)
-                self._move(held[id(stage)], target, outer, start, stage.dtype.bytes, out=True)
+                self.flush(stage, held[id(stage)], 0, start, env)
 
     def cover(self, start: Tir, end: Tir, env: Mapping[Axis, Tir],
-              body: Callable[[Tir, Any], None]) -> None:  # fmt: skip
+              body: Callable[[Tir, Write], None]) -> None:  # fmt: skip
         """As `run`, for those of the `lanes` indices from `start`, a multiple, that are < `end`."""
         nest, lanes = self.nest, self.lanes
         whole = static(end)
@@ -71,67 +89,91 @@ class Vectors:
             otherwise()
             with nest.loop("rest", end - start) as i:
                 here = start + i
+                body(here, lambda stage, value: self._write(stage, here, env, value))
 
-                def write(stage: Stage, value: Tir) -> None:
-                    nest.write(stage, [*self._outer(stage, env), here], value)
-
-                body(here, write)
-
-    def _outer(self, stage: Stage, env: Mapping[Axis, Tir]) -> list[Tir]:
-        return [env[a] for a in stage.axes[:-1]]
-
-    def _buffer(self, tensor: Tensor) -> Tir:
+    def registers(self, tensor: Tensor, count: int) -> Tir:
+        """Room for `count` elements of a tensor, as they are stored."""
         nest = self.nest
-        return nest.private(f"{tensor.name}_lanes", [nest.number(self.lanes)],
-                            storage(tensor.dtype))  # fmt: skip
+        return nest.private(f"{tensor.name}_lanes", [nest.number(count)], storage(tensor.dtype))
+
+    def fetch(self, read: Read, held: Tir, at: int, start: Tir, env: Mapping[Axis, Tir]) -> None:
+        """`lanes` elements of a wide read, from `start` on, into registers from `at` on."""
+        here = {**env, read.index[-1]: start}
+        index = self.nest.emitter.lowering.places(read, here)[:-1]
+        source = self.nest.sources[id(read.tensor)]
+        for near, far in self._moves(at, start, read.tensor.dtype.bytes):
+            with self.nest.loop("lane", self.nest.number(far[1]), "vector") as lane:
+                self.nest.store(held, [near + lane], source[(*index, far[0] + lane)])
+
+    def flush(self, stage: Stage, held: Tir, at: int, start: Tir, env: Mapping[Axis, Tir]) -> None:
+        """`lanes` elements of a wide result, from registers from `at` on."""
+        index = [env[a] for a in stage.axes[:-1]]
+        target = self.nest.targets[id(stage)]
+        for near, far in self._moves(at, start, stage.dtype.bytes):
+            with self.nest.loop("lane", self.nest.number(far[1]), "vector") as lane:
+                self.nest.store(target, [*index, far[0] + lane], held[near + lane])
+
+    def _moves(self, at: int, start: Tir, size: int) -> Iterator[tuple[Tir, tuple[Tir, int]]]:
+        """16 bytes at a time: (index of registers, (index of memory, elements))."""
+        step = min(self.lanes, WIDE_BYTES // size)
+        for first in range(0, self.lanes, step):
+            offset = self.nest.number(first)
+            yield self.nest.number(at + first), (start + offset, step)
+
+    def _write(self, stage: Stage, here: Tir, env: Mapping[Axis, Tir], value: Tir) -> None:
+        index = [here if self._is_axis(a) else env[a] for a in stage.axes]
+        self.nest.store(self.nest.targets[id(stage)], index, value)
 
     @contextmanager
     def _loaded(self, start: Tir, env: Mapping[Axis, Tir]) -> Iterator[list[Tir]]:
         """Inside, the wide tensors are read from registers, at the lane in the yielded cell."""
-        nest, lane = self.nest, [self.nest.number(0)]
-        readers = nest.emitter.lowering.readers
-        before = {id(r.tensor): readers[id(r.tensor)] for r in self.reads}
+        lane = [self.nest.number(0)]
+        fresh: dict[int, Callable[..., Tir]] = {}
         for read in self.reads:
-            held = self._buffer(read.tensor)
-            outer = [nest.emitter.lowering.expr(i, env) for i in read.index[:-1]]
-            source = nest.sources[id(read.tensor)]
-            self._move(held, source, outer, start, read.tensor.dtype.bytes, out=False)
-            readers[id(read.tensor)] = lambda *_, held=held: held[lane[0]]
-        yield lane
-        readers.update(before)
-
-    def _move(self, held: Tir, far: Tir, outer: list[Tir], start: Tir, size: int,
-              out: bool) -> None:  # fmt: skip
-        """Registers from or to memory, 16 bytes at a time."""
-        nest = self.nest
-        step = min(self.lanes, WIDE_BYTES // size)
-        for first in range(0, self.lanes, step):
-            with nest.loop("lane", nest.number(step), "vector") as lane:
-                near, place = nest.number(first) + lane, [*outer, start + nest.number(first) + lane]
-                if out:
-                    nest.store(far, place, held[near])
-                else:
-                    nest.store(held, [near], far[tuple(place)])
+            held = self.registers(read.tensor, self.lanes)
+            self.fetch(read, held, 0, start, env)
+            fresh[id(read.tensor)] = lambda *_, held=held: held[lane[0]]
+        with reading(self.nest, fresh):
+            yield lane
 
 
-def _sole_reads(nodes: Sequence[Expr]) -> list[Read]:
+@contextmanager
+def reading(nest: GridNest, fresh: Mapping[int, Callable[..., Tir]]) -> Iterator[None]:
+    """Inside, reads of tensors (by identity) go elsewhere."""
+    readers = nest.emitter.lowering.readers
+    before = {key: readers[key] for key in fresh if key in readers}
+    readers.update(fresh)
+    yield
+    for key in fresh:
+        readers.pop(key)
+    readers.update(before)
+
+
+def sole_reads(nodes: Sequence[Expr], alias: Mapping[Axis, Axis]) -> list[Read]:
     """The reads of tensors that are read at one place only."""
     found: dict[Tensor, list[Read]] = {}
     for node in nodes:
-        for item in walk(node):
-            if isinstance(item, Read):
-                found.setdefault(item.tensor, []).append(item)
+        for read in _reads(node):
+            found.setdefault(read.tensor, []).append(read)
     return [
-        reads[0] for reads in found.values()
-        if all(r.index == reads[0].index and r.fill is None for r in reads)
+        reads[0] for reads in found.values() if len({_signature(r, alias) for r in reads}) == 1
     ]  # fmt: skip
 
 
-def _along(read: Read, axis: Axis) -> bool:
-    """Whether neighbours along `axis` are neighbours in the tensor."""
-    if not read.index or read.index[-1] is not axis:
-        return False
-    return all(
-        axis not in free_axes(i) and not any(isinstance(n, Read) for n in walk(i))
-        for i in read.index[:-1]
-    )
+def _reads(node: Expr) -> Iterator[Read]:
+    return (n for n in walk(node) if isinstance(n, Read))
+
+
+def _signature(node: Expr, alias: Mapping[Axis, Axis]) -> Any:
+    """Equal for equal expressions."""
+    if isinstance(node, Axis):
+        return id(alias.get(node, node))
+    if isinstance(node, Const):
+        return (node.value, node.dtype)
+    if isinstance(node, (DimRef, ScalarRef)):
+        return node.name
+    more: tuple[Any, ...] = ()
+    if isinstance(node, Read):
+        more = (id(node.tensor), node.fill)
+    children = (_signature(c, alias) for c in node.children())
+    return (type(node).__name__, getattr(node, "op", ""), node.dtype, *more, *children)

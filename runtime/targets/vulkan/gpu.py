@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from ....dsl.errors import DeviceError, DeviceLostError, OutOfMemoryError, RudnnError
@@ -30,7 +29,7 @@ class Gpu:
         self.index, self.physical, self.facts = index, physical, physical.facts
         self.fault: RudnnError | None = None
         self.streams: list[Stream] = []
-        self.idle: deque[Stream] = deque()  # of rudnn queues that are gone
+        self.idle: list[Stream] = []  # of rudnn queues that are gone
         self.queue_lock = threading.Lock()
         self.poison = False
         self.handle = _create(physical)
@@ -77,7 +76,7 @@ class Gpu:
         from .stream import Stream
 
         if self.idle:
-            return self.idle.popleft()
+            return self.idle.pop()
         made = Stream(self)
         self.streams.append(made)
         return made

@@ -114,8 +114,8 @@ def physical_devices() -> tuple[Physical, ...]:
 def _chosen(found: list[Physical], wanted: str) -> Physical:
     if not wanted:
         return next((d for d in found if not d.software), found[0])
-    if wanted.isdecimal():
-        fits = found[int(wanted) : int(wanted) + 1]
+    if wanted.isdecimal() and int(wanted) < len(found):
+        fits = [found[int(wanted)]]
     else:
         fits = [d for d in found if wanted.lower() in d.facts.name.lower()]
     if not fits:

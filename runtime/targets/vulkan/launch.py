@@ -80,7 +80,7 @@ class Loaded:
         self.dims = [identifier(s.name) for s in plan.slots if s.kind == "dim"]
         self.unpack = struct.Struct(f"<{len(plan.slots)}q").unpack
         self._sized: dict[tuple[int, ...], list[_Sized]] = {}
-        self._calls: weakref.WeakKeyDictionary[Stream, Call] = weakref.WeakKeyDictionary()
+        self._calls: dict[Stream, Call] = {}
 
     def __str__(self) -> str:
         return self.plan.entry

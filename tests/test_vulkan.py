@@ -1,0 +1,635 @@
+"""The Vulkan driver with a hand-written kernel: memory, queues, marks, faults, threads, forks."""
+
+from __future__ import annotations
+
+import gc
+import os
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+os.environ.setdefault("RUDNN_VULKAN_VALIDATION", "1")  # before anything makes the instance
+
+from rudnn.dsl.errors import (  # noqa: E402
+    DeviceError,
+    DeviceLostError,
+    DeviceTimeoutError,
+    LaunchError,
+    LoadError,
+    OutOfMemoryError,
+    TargetError,
+)
+from rudnn.runtime.cache import DiskCache  # noqa: E402
+from rudnn.runtime.device import Device, Queue  # noqa: E402
+from rudnn.runtime.plan import Argument, Launch, LaunchPlan, Slot  # noqa: E402
+from rudnn.runtime.targets.vulkan import Vulkan, gpu, memory, stream, transfer  # noqa: E402
+from rudnn.runtime.targets.vulkan import instance as instances  # noqa: E402
+from rudnn.runtime.targets.vulkan import pipelines as pipeline_module  # noqa: E402
+from rudnn.runtime.targets.vulkan.driver import driver  # noqa: E402
+from rudnn.runtime.targets.vulkan.memory import Memory  # noqa: E402
+from rudnn.runtime.targets.vulkan.spirv import Shader, pack  # noqa: E402
+from rudnn.runtime.targets.vulkan.tools import find  # noqa: E402
+
+pytestmark = pytest.mark.skipif(
+    not driver().device_names(),
+    reason="needs Vulkan: pip install 'rudnn[vulkan]'; apt install mesa-vulkan-drivers libvulkan1",
+)
+
+# y[i] = x[i] * s * s * … (`times` factors) for i < n, in f32. The numbers are push constants, or
+# a third buffer: {storage}, {decorations}.
+ASSEMBLY = """
+OpCapability Shader
+OpCapability Int64
+OpMemoryModel Logical GLSL450
+OpEntryPoint GLCompute %main "main" %thread %x %y %numbers
+OpExecutionMode %main LocalSize 64 1 1
+OpDecorate %thread BuiltIn GlobalInvocationId
+OpDecorate %floats ArrayStride 4
+OpDecorate %buffer Block
+OpMemberDecorate %buffer 0 Offset 0
+OpDecorate %x DescriptorSet 0
+OpDecorate %x Binding 0
+OpDecorate %x NonWritable
+OpDecorate %y DescriptorSet 0
+OpDecorate %y Binding 1
+OpDecorate %block Block
+OpMemberDecorate %block 0 Offset 0
+OpMemberDecorate %block 1 Offset 4
+OpMemberDecorate %block 2 Offset 8
+OpMemberDecorate %block 3 Offset 16
+OpMemberDecorate %block 4 Offset 24
+{decorations}
+%void = OpTypeVoid
+%function = OpTypeFunction %void
+%uint = OpTypeInt 32 0
+%long = OpTypeInt 64 0
+%float = OpTypeFloat 32
+%bool = OpTypeBool
+%uint3 = OpTypeVector %uint 3
+%to_uint3 = OpTypePointer Input %uint3
+%floats = OpTypeRuntimeArray %float
+%buffer = OpTypeStruct %floats
+%to_buffer = OpTypePointer StorageBuffer %buffer
+%to_float = OpTypePointer StorageBuffer %float
+%block = OpTypeStruct %uint %uint %long %long %float
+%to_block = OpTypePointer {storage} %block
+%to_number = OpTypePointer {storage} %uint
+%to_long = OpTypePointer {storage} %long
+%to_scale = OpTypePointer {storage} %float
+%thread = OpVariable %to_uint3 Input
+%x = OpVariable %to_buffer StorageBuffer
+%y = OpVariable %to_buffer StorageBuffer
+%numbers = OpVariable %to_block {storage}
+%0 = OpConstant %uint 0
+%1 = OpConstant %uint 1
+%2 = OpConstant %uint 2
+%3 = OpConstant %uint 3
+%4 = OpConstant %uint 4
+%main = OpFunction %void None %function
+%entry = OpLabel
+%id = OpLoad %uint3 %thread
+%i = OpCompositeExtract %uint %id 0
+%a0 = OpAccessChain %to_number %numbers %0
+%x_start = OpLoad %uint %a0
+%a1 = OpAccessChain %to_number %numbers %1
+%y_start = OpLoad %uint %a1
+%a2 = OpAccessChain %to_long %numbers %2
+%n_long = OpLoad %long %a2
+%n = OpUConvert %uint %n_long
+%a3 = OpAccessChain %to_long %numbers %3
+%times_long = OpLoad %long %a3
+%times = OpUConvert %uint %times_long
+%a4 = OpAccessChain %to_scale %numbers %4
+%scale = OpLoad %float %a4
+%inside = OpULessThan %bool %i %n
+OpSelectionMerge %end None
+OpBranchConditional %inside %then %end
+%then = OpLabel
+%xi = OpIAdd %uint %x_start %i
+%from = OpAccessChain %to_float %x %0 %xi
+%first = OpLoad %float %from
+OpBranch %loop
+%loop = OpLabel
+%j = OpPhi %uint %0 %then %j_next %continue
+%value = OpPhi %float %first %then %value_next %continue
+%again = OpULessThan %bool %j %times
+OpLoopMerge %after %continue None
+OpBranchConditional %again %continue %after
+%continue = OpLabel
+%value_next = OpFMul %float %value %scale
+%j_next = OpIAdd %uint %j %1
+OpBranch %loop
+%after = OpLabel
+%yi = OpIAdd %uint %y_start %i
+%to = OpAccessChain %to_float %y %0 %yi
+OpStore %to %value
+OpBranch %end
+%end = OpLabel
+OpReturn
+OpFunctionEnd
+"""
+_IN_BUFFER = "\n".join(
+    f"OpDecorate %numbers {what}" for what in ("DescriptorSet 0", "Binding 2", "NonWritable")
+)
+LAYOUT = "<IIqqf"
+PLAN = LaunchPlan(
+    "scale",
+    (
+        Slot("dim", "rows.0"), Slot("dim", "times"), Slot("pointer", "x", dtype="float32"),
+        Slot("pointer", "y", dtype="float32"), Slot("scalar", "s", dtype="float32"),
+    ),
+    "0", "rows_0", (("scale", "by hand", ""),),
+    (
+        Launch(
+            "scale_0",
+            (
+                Argument("pointer", 2), Argument("pointer", 3), Argument("int64", 0),
+                Argument("int64", 1), Argument("float32", 4),
+            ),
+            ("(rows_0 + 63) // 64", "1"), 64,
+        ),
+    ),
+)  # fmt: skip
+# Some tenths of a second on a processor. No more turns: Mesa 22's llvmpipe ends all loops of a
+# thread after 65535, without a word.
+SLOW_COUNT, SLOW_TIMES = 64 * 100, 60_000
+
+
+def assemble(in_buffer: bool = False) -> bytes:
+    storage = "StorageBuffer" if in_buffer else "PushConstant"
+    text = ASSEMBLY.format(storage=storage, decorations=_IN_BUFFER if in_buffer else "")
+    command = [find("spirv-as"), "--target-env", "vulkan1.2", "-", "-o", "-"]
+    return subprocess.run(command, input=text.encode(), capture_output=True, check=True).stdout
+
+
+@pytest.fixture(scope="module")
+def shader() -> Shader:
+    return Shader("scale_0", assemble(), 64, (True, False), LAYOUT)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def silent() -> Iterator[None]:
+    """The validation layer has nothing to say about all of this."""
+    yield
+    assert instances.validation_messages() == ()
+
+
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device of the test's own, which it may spoil."""
+    monkeypatch.setattr(gpu, "_OPEN", {})
+
+
+class Kernel:
+    """`y = x * s ** times` on a queue."""
+
+    def __init__(self, shader: Shader, folder: Path, queue: Queue | None = None) -> None:
+        self.driver = driver()
+        self.queue = queue or new_queue()
+        binary = folder / "kernel.spvs"
+        binary.write_bytes(pack([shader]))
+        self.loaded = self.driver.load(binary, PLAN, DiskCache(folder / "cache"), 0)
+        self.call = self.loaded.on(self.queue)
+
+    def start(self, n: int, times: int, x: int, y: int, s: float) -> None:
+        bits = int.from_bytes(struct.pack("<f", s), "little")
+        assert self.call(struct.pack("<qqqqq", n, times, x, y, bits), 0) == 0
+
+    def start_slow(self) -> tuple[Memory, Memory]:
+        """Work for a while: 1 in the first memory to 1 in the second."""
+        held = [self.driver.allocate(4 * SLOW_COUNT, self.queue) for _ in range(2)]
+        ones = np.ones(SLOW_COUNT, np.float32)
+        self.driver.copy_in(held[0].address, memoryview(ones), self.queue)
+        self.start(SLOW_COUNT, SLOW_TIMES, held[0].address, held[1].address, 1.0)
+        return held[0], held[1]
+
+    def __call__(self, x: np.ndarray[Any, Any], s: float, times: int = 1) -> np.ndarray[Any, Any]:
+        """From the host and back."""
+        held = [self.driver.allocate(x.nbytes, self.queue) for _ in range(2)]
+        self.driver.copy_in(held[0].address, memoryview(x), self.queue)
+        self.start(x.size, times, held[0].address, held[1].address, s)
+        return self.read(held[1].address, x.size)
+
+    def read(self, address: int, count: int) -> np.ndarray[Any, Any]:
+        y = np.zeros(count, np.float32)
+        self.driver.copy_out(address, memoryview(y), self.queue)
+        return y
+
+
+def new_queue() -> Queue:
+    return Queue(Device("vulkan", 0, driver().device_names()[0], driver()))
+
+
+@pytest.fixture
+def kernel(shader: Shader, tmp_path: Path) -> Kernel:
+    return Kernel(shader, tmp_path)
+
+
+def numbers(count: int, seed: int = 0) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(seed).standard_normal(count).astype(np.float32)
+
+
+def test_a_kernel_runs(kernel: Kernel) -> None:
+    x = numbers(1000)
+    assert np.array_equal(kernel(x, 2.0), x * 2)
+    assert np.array_equal(kernel(x, 0.5, times=3), x / 8)
+
+
+def test_numbers_in_a_buffer(tmp_path: Path) -> None:
+    shader = Shader("scale_0", assemble(in_buffer=True), 64, (True, False), LAYOUT, in_buffer=True)
+    kernel, x = Kernel(shader, tmp_path), numbers(100)
+    for s in (2.0, 3.0):
+        assert np.array_equal(kernel(x, s), x * np.float32(s))
+
+
+def test_full_subgroups_of_a_required_size(shader: Shader, tmp_path: Path) -> None:
+    x = numbers(100)
+    assert np.array_equal(Kernel(replace(shader, subgroup=True), tmp_path)(x, 2.0), x * 2)
+
+
+def test_views_begin_inside_an_allocation(kernel: Kernel) -> None:
+    x, d, q = numbers(100), kernel.driver, kernel.queue
+    a, b = d.allocate(400, q), d.allocate(400, q)
+    d.copy_in(a.address, memoryview(x), q)
+    d.copy_in(b.address, memoryview(np.zeros(100, np.float32)), q)
+    kernel.start(40, 1, a.address + 4 * 7, b.address + 4 * 50, 3.0)
+    want = np.zeros(100, np.float32)
+    want[50:90] = x[7:47] * 3
+    assert np.array_equal(kernel.read(b.address, 100), want)
+
+
+def test_what_lies_past_an_allocation_is_not_written(kernel: Kernel) -> None:
+    d, q = kernel.driver, kernel.queue
+    x, y, neighbour = (d.allocate(256, q) for _ in range(3))
+    for m in (x, y, neighbour):
+        d.copy_in(m.address, memoryview(np.ones(64, np.float32)), q)
+    assert neighbour.address == y.address + 256
+    kernel.start(128, 1, x.address, y.address, 2.0)
+    assert (kernel.read(neighbour.address, 64) == 1).all()
+    assert (kernel.read(y.address, 64) == 2).all()
+
+
+def test_empty_tensors_and_empty_grids(kernel: Kernel) -> None:
+    d, q = kernel.driver, kernel.queue
+    a, b = d.allocate(0, q), d.allocate(0, q)
+    assert a.address != b.address
+    d.copy_in(a.address, memoryview(b""), q)
+    d.copy(a.address, b.address, 0, q)
+    kernel.start(0, 1, a.address, b.address, 1.0)
+    d.copy_out(b.address, memoryview(bytearray()), q)
+
+
+def test_memory_is_used_again_once_the_queue_is_past_it(kernel: Kernel) -> None:
+    d, q, x = kernel.driver, kernel.queue, numbers(1 << 16)
+    gc.collect()
+    before = d.memory_usage(0).tensors
+    seen = set()
+    for i in range(200):
+        a, b = d.allocate(x.nbytes, q), d.allocate(x.nbytes, q)
+        d.copy_in(a.address, memoryview(x), q)
+        kernel.start(x.size, 1, a.address, b.address, float(i))
+        seen.add(b.address)
+    assert d.memory_usage(0).tensors == before + 2 * x.nbytes
+    assert len(seen) < 100
+    assert np.array_equal(kernel.read(b.address, x.size), x * 199)
+    del a, b
+    assert d.memory_usage(0).tensors == before
+
+
+def test_input_may_change_while_its_copy_is_read(kernel: Kernel) -> None:
+    """A copy to memory that the device still reads waits its turn."""
+    d, q = kernel.driver, kernel.queue
+    x = np.ones(SLOW_COUNT, np.float32)
+    source, result = kernel.start_slow()
+    other = d.allocate(x.nbytes, q)
+    for i in range(2, 5):
+        x[:] = i
+        d.copy_in(source.address, memoryview(x), q)
+        kernel.start(x.size, 1, source.address, other.address, 1.0)
+        x[:] = np.nan
+    assert (kernel.read(result.address, x.size) == 1).all()
+    assert (kernel.read(other.address, x.size) == 4).all()
+
+
+def test_copies_within_the_device(kernel: Kernel) -> None:
+    d, q, x = kernel.driver, kernel.queue, np.arange(101, dtype=np.uint8)
+    a, b = d.allocate(101, q), d.allocate(101, q)
+    d.copy_in(a.address, memoryview(x), q)
+    d.copy_in(b.address, memoryview(np.zeros(101, np.uint8)), q)
+    d.copy(b.address + 3, a.address + 5, 17, q)
+    y = np.zeros(101, np.uint8)
+    d.copy_out(b.address, memoryview(y), q)
+    want = np.zeros(101, np.uint8)
+    want[3:20] = x[5:22]
+    assert np.array_equal(y, want)
+    with pytest.raises(DeviceError, match="needs a copy within 101 bytes"):
+        d.copy(b.address + 90, a.address, 20, q)
+
+
+@pytest.mark.usefixtures("fresh")
+def test_copies_through_staging(
+    shader: Shader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a device with memory of its own, in several parts."""
+    monkeypatch.setattr(memory, "unified", lambda _: False)
+    monkeypatch.setattr(transfer, "_CHUNK", 1000)
+    kernel, x = Kernel(shader, tmp_path), numbers(1000)
+    assert np.array_equal(kernel(x, 2.0), x * 2)
+    assert np.array_equal(kernel(x[:10], 2.0), x[:10] * 2)
+
+
+def test_poison_fills_memory_and_the_workspace(kernel: Kernel) -> None:
+    d, q = kernel.driver, kernel.queue
+    d.poison(True)
+    try:
+        assert np.isnan(kernel.read(d.allocate(40, q).address, 10)).all()
+        for _ in range(2):
+            address = d.arena(q, 1000)
+            assert address % 64 == 0
+            assert np.isnan(kernel.read(address, 250)).all()
+            d.copy_in(address, memoryview(np.zeros(250, np.float32)), q)
+    finally:
+        d.poison(False)
+    assert (kernel.read(d.arena(q, 400), 100) == 0).all()
+    assert d.memory_usage(0).workspace >= 1000
+
+
+def test_marks_measure_the_device(kernel: Kernel) -> None:
+    d, q = kernel.driver, kernel.queue
+    a = d.allocate(256, q)
+    marks = [d.record(q)]
+    kernel.start(64, 1, a.address, a.address, 1.0)
+    marks.append(d.record(q))
+    kernel.start_slow()
+    marks.append(d.record(q))
+    short, long = (later.since(earlier) for earlier, later in zip(marks, marks[1:], strict=False))
+    assert 0 <= short < long < 60
+
+
+def test_numbers_and_grids_out_of_range(kernel: Kernel) -> None:
+    a = kernel.driver.allocate(256, kernel.queue)
+    with pytest.raises(LaunchError, match="scale needs at most 65535 blocks an axis, got 65536"):
+        kernel.start(65536 * 64, 1, a.address, a.address, 1.0)
+    with pytest.raises(LaunchError, match="scale needs an address of whole elements"):
+        kernel.start(4, 1, a.address + 2, a.address, 1.0)
+    with pytest.raises(DeviceError, match="has no tensor at address 0x10"):
+        kernel.start(4, 1, 16, a.address, 1.0)
+    assert np.array_equal(kernel(numbers(4), 1.0), numbers(4))
+
+
+def test_bad_modules(shader: Shader, kernel: Kernel, tmp_path: Path) -> None:
+    path, d, cache = tmp_path / "bad.spvs", kernel.driver, DiskCache(tmp_path / "cache")
+    good = pack([shader])
+    many = replace(shader, readonly=(True,) * 1000)
+    for bad, message in (
+        (b"", "needs a file of SPIR-V shaders"),
+        (os.urandom(1000), "needs a file of SPIR-V shaders"),
+        (good[:-8], "needs a file of SPIR-V shaders"),
+        (pack([]), "needs kernels scale_0, got 0 others"),
+        (pack([replace(shader, words=b"\0" * 64)]), "needs SPIR-V, got kernel scale_0"),
+        (pack([replace(shader, local_size=1 << 20)]), "needs at most [0-9]* threads"),
+        (pack([many]), "needs at most [0-9]* buffers, got kernel scale_0"),
+    ):
+        path.write_bytes(bad)
+        with pytest.raises(LoadError, match=message):
+            d.load(path, PLAN, cache, 0)
+    with pytest.raises(LoadError, match="missing"):
+        d.load(tmp_path / "missing", PLAN, cache, 0)
+    assert np.array_equal(kernel(numbers(4), 1.0), numbers(4))
+
+
+@pytest.mark.usefixtures("fresh")
+def test_a_refused_pipeline(shader: Shader, tmp_path: Path, monkeypatch: Any) -> None:
+    opened = gpu.opened(0)
+    monkeypatch.setattr(opened.fn, "vkCreateComputePipelines", lambda *_: -13)
+    with pytest.raises(LoadError, match="refused kernel scale_0: VK_ERROR_UNKNOWN"):
+        Kernel(shader, tmp_path)
+
+
+@pytest.mark.usefixtures("fresh")
+def test_out_of_memory(shader: Shader, tmp_path: Path, monkeypatch: Any) -> None:
+    kernel, x = Kernel(shader, tmp_path), numbers(1000)
+    d, q = kernel.driver, kernel.queue
+    most = gpu.opened(0).facts.max_range
+    with pytest.raises(OutOfMemoryError, match=f"of at most {most} bytes, got one of {most + 1}"):
+        d.allocate(most + 1, q)
+    heap = gpu.opened(0).space.heap
+    monkeypatch.setattr(heap, "available", lambda: (64 << 20) - sum(b.size for b in heap.blocks))
+    held = [d.allocate(20 << 20, q) for _ in range(2)]
+    with pytest.raises(OutOfMemoryError, match=f"no memory for {40 << 20} bytes"):
+        d.allocate(40 << 20, q)
+    assert np.array_equal(kernel(x, 2.0), x * 2)
+    kernel.start(SLOW_COUNT, SLOW_TIMES, held[0].address, held[1].address, 1.0)
+    del held  # still in use: the next one waits for the kernel
+    assert d.allocate(40 << 20, q).nbytes == 40 << 20
+
+
+def test_a_time_out_names_the_kernel(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    d, q = kernel.driver, kernel.queue
+    _, result = kernel.start_slow()
+    monkeypatch.setenv("RUDNN_VULKAN_TIMEOUT", "0.02")
+    with pytest.raises(DeviceTimeoutError, match=r"within 0\.02 s, got no end of scale"):
+        d.synchronize(q)
+    monkeypatch.setenv("RUDNN_VULKAN_TIMEOUT", "soon")
+    with pytest.raises(DeviceError, match="RUDNN_VULKAN_TIMEOUT needs a number of seconds"):
+        d.synchronize(q)
+    monkeypatch.delenv("RUDNN_VULKAN_TIMEOUT")
+    assert (kernel.read(result.address, SLOW_COUNT) == 1).all()
+
+
+@pytest.mark.usefixtures("fresh")
+@pytest.mark.parametrize("function", ["vkQueueSubmit", "vkWaitSemaphores"])
+def test_a_lost_device_names_the_kernel(
+    function: str, shader: Shader, tmp_path: Path, monkeypatch: Any
+) -> None:
+    kernel, x = Kernel(shader, tmp_path), numbers(64)
+    d, q = kernel.driver, kernel.queue
+    a = d.allocate(x.nbytes, q)
+    d.copy_in(a.address, memoryview(x), q)
+    with monkeypatch.context() as patch, pytest.raises(DeviceLostError, match="flight: .*scale"):
+        patch.setattr(gpu.opened(0).fn, function, lambda *_: -4)
+        kernel.start_slow()
+        d.synchronize(q)
+    later: tuple[Callable[[], object], ...] = (
+        lambda: kernel.start(64, 1, a.address, a.address, 1.0),
+        lambda: d.allocate(4, q),
+        lambda: d.synchronize(q),
+        lambda: d.record(new_queue()),
+        lambda: kernel.read(a.address, 64),
+        lambda: Kernel(shader, tmp_path),
+    )
+    for call in later:
+        with pytest.raises(DeviceLostError, match="scale"):
+            call()
+    assert np.array_equal(x, numbers(64))
+
+
+def test_threads_with_queues_of_their_own_and_one_shared(shader: Shader, tmp_path: Path) -> None:
+    shared, failures = Kernel(shader, tmp_path), []
+
+    def work(seed: int) -> None:
+        x, own = numbers(500 + seed, seed), Kernel(shader, tmp_path / str(seed))
+        for i in range(25):
+            for kernel in (own, shared):
+                if not np.array_equal(kernel(x, float(i)), x * np.float32(i)):
+                    failures.append((seed, i))
+
+    for seed in range(4):
+        (tmp_path / str(seed)).mkdir()
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+
+
+def test_streams_of_dead_queues_are_used_again(kernel: Kernel) -> None:
+    def one() -> int:
+        queue = new_queue()
+        driver().record(queue).synchronize()
+        return id(queue.handle)
+
+    assert len({one() for _ in range(5)}) == 1
+
+
+@pytest.mark.usefixtures("fresh")
+def test_the_pipeline_cache_survives_a_corrupt_file(
+    shader: Shader, tmp_path: Path, monkeypatch: Any
+) -> None:
+    Kernel(shader, tmp_path)
+    first = gpu.opened(0)
+    first.pipelines.save()
+    path = pipeline_module.cache_file(DiskCache(tmp_path / "cache"), first)
+    whole = path.read_bytes()
+    for content in (whole, whole[:-1], b"", os.urandom(200)):
+        path.write_bytes(content)
+        monkeypatch.setattr(gpu, "_OPEN", {})
+        kernel = Kernel(shader, tmp_path)
+        assert np.array_equal(kernel(numbers(8), 2.0), numbers(8) * 2)
+        gpu.opened(0).pipelines.save()
+        assert path.read_bytes() == whole
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_forked_child_is_refused(kernel: Kernel) -> None:
+    held = kernel.driver.allocate(4, kernel.queue)
+    child = os.fork()
+    if child == 0:
+        refused = 0
+        for call in (
+            lambda: kernel(numbers(4), 1.0),
+            lambda: kernel.driver.synchronize(kernel.queue),
+            lambda: kernel.driver.record(new_queue()),
+            lambda: gpu.opened(99),
+        ):
+            try:
+                call()
+            except DeviceError as error:
+                refused += "spawn" in str(error)
+        os._exit(0 if refused == 4 else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert held.nbytes == 4
+    assert np.array_equal(kernel(numbers(4), 1.0), numbers(4))
+
+
+def python(code: str, **environment: str) -> str:
+    """What a fresh process prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **environment}, capture_output=True,
+        text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_child_forked_before_the_first_use_has_a_device() -> None:
+    code = """
+import os
+from rudnn.runtime.device import Device, Queue
+from rudnn.runtime.targets.vulkan.driver import driver
+child = os.fork()
+queue = Queue(Device("vulkan", 0, driver().device_names()[0], driver()))
+assert driver().allocate(4, queue).nbytes == 4
+if child == 0: os._exit(0)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    assert python(code).strip() == "0"
+
+
+def test_nothing_is_imported_before_it_is_needed() -> None:
+    code = """
+import sys
+import rudnn
+from rudnn.runtime.targets.vulkan import Vulkan
+assert Vulkan().identity("portable", None) == "portable"
+print(sorted({"vulkan", "tvm", "cffi"} & set(sys.modules)))
+"""
+    assert python(code).strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    "spoil, hint",
+    [
+        ("import sys; sys.modules['vulkan'] = None", "pip install 'rudnn[vulkan]'"),
+        ("import os; os.environ.update(VK_ICD_FILENAMES='/', VK_DRIVER_FILES='/')",
+         "apt install mesa-vulkan-drivers libvulkan1"),
+    ],
+)  # fmt: skip
+def test_a_machine_without_vulkan_compiles_and_says_what_is_missing(spoil: str, hint: str) -> None:
+    code = f"""
+{spoil}
+from rudnn.runtime.targets.vulkan import Vulkan
+target = Vulkan()
+status = target.status()
+assert status.can_compile and not status.can_run
+assert target.driver().device_names() == ()
+assert target.identity("", None) == "portable" and target.capability("").model == "grid"
+print(status.hint)
+"""
+    assert python(code, RUDNN_VULKAN_VALIDATION="").strip() == hint
+
+
+def test_which_device_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    software = instances.surveyed()[0][0]
+    names = ("llvmpipe", "Arc 770", "RX 9070")
+    found = [
+        replace(software, facts=replace(software.facts, name=name, kind=4 if i == 0 else 2))
+        for i, name in enumerate(names)
+    ]
+    monkeypatch.setattr(instances, "surveyed", lambda: [*((d, "") for d in found), (software, "x")])
+    for wanted, first in (
+        ("", "Arc 770"),
+        ("0", "llvmpipe"),
+        ("9070", "RX 9070"),
+        ("ARC", names[1]),
+    ):
+        monkeypatch.setenv("RUDNN_VULKAN_DEVICE", wanted)
+        listed = [d.facts.name for d in instances.physical_devices.__wrapped__()]
+        assert listed[0] == first and sorted(listed) == sorted(names)
+    monkeypatch.setenv("RUDNN_VULKAN_DEVICE", "42")
+    with pytest.raises(DeviceError, match="needs one of the devices 0 llvmpipe, 1 Arc 770"):
+        instances.physical_devices.__wrapped__()
+
+
+def test_architectures() -> None:
+    target = Vulkan()
+    assert target.capability("portable").max_threads == 256
+    assert target.capability("").subgroup == instances.physical_devices()[0].facts.subgroup
+    assert target.identity("0", DiskCache()) == target.identity("", DiskCache())
+    for arch in ("99", "sm_90"):
+        with pytest.raises(TargetError, match=f"got vulkan:{arch}"):
+            target.capability(arch)
+
+
+def test_the_time_out_has_a_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RUDNN_VULKAN_TIMEOUT", raising=False)
+    assert stream.timeout_s() == 600

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .driver import HipDriver
 
 _BINARY = "kernel.hsaco"
+_NO_DEVICE = "install AMD's ROCm; to compile without a device name one, as rocm:gfx942"
 
 
 class Rocm:
@@ -34,8 +35,8 @@ class Rocm:
         driver = self.driver()
         if not driver.device_names():
             raise TargetError(
-                f"needs an AMD device or an architecture such as rocm:gfx942, got neither: "
-                f"{driver.missing()}"
+                "needs an architecture to compile for, such as rocm:gfx942, got rocm where no "
+                f"device tells it ({driver.problem})"
             )
         return record(driver.arch(0))
 
@@ -72,8 +73,8 @@ class Rocm:
         command, driver = linker.find(), self.driver()
         names = driver.device_names()
         told = [f"links with {' '.join(command)}" if command else "no ld.lld that links"]
-        told += [", ".join(names) if names else driver.missing()]
-        hint = linker.HINT if command is None else "" if names else driver.hint()
+        told += [", ".join(names) or driver.problem]
+        hint = linker.HINT if command is None else "" if names else _NO_DEVICE
         return Status(command is not None, bool(names), "; ".join(told), hint)
 
     def export(

@@ -1,0 +1,178 @@
+"""Running ROCm without a GPU: a stub of HIP, and AMDGPU LLVM IR compiled for this processor.
+
+`native/amdgpu_emulator.c` makes a kernel's threads coroutines; `stubs/libhip_stub.c` is a driver
+whose modules are libraries of such kernels. With both in place an operator's whole path runs:
+optimised IR, argument packing, launches, memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import re
+import tempfile
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from cuda_emulator import STUBS, Stub, _built
+
+NATIVE = Path(__file__).parent / "native"
+
+_MATRIX = {
+    "mfma.f32.16x16x16f16": 0, "mfma.f32.16x16x16bf16.1k": 1,
+    "wmma.f32.16x16x16.f16.v8f32.v16f16": 2, "wmma.f32.16x16x16.bf16.v8f32.v16i16": 3,
+    "wmma.f32.16x16x16.f16.v8f32.v8f16": 4, "wmma.f32.16x16x16.bf16.v8f32.v8i16": 5,
+}  # fmt: skip
+_PLAIN = {
+    "workitem.id.x": "i32 @rudnn_emulated_thread()", "s.barrier": "void @rudnn_emulated_barrier()",
+    "ds.bpermute": "i32 @rudnn_emulated_permute(i32, i32)",
+}  # fmt: skip
+_SIZES = {"i64": 8, "ptr": 8, "double": 8, "float": 4, "i32": 4, "half": 2, "i16": 2, "i8": 1,
+          "i1": 1}  # fmt: skip
+
+
+class NotEmulated(Exception):
+    """IR with something the emulator does not know."""
+
+
+def emulated(ir: str, wave: int) -> bytes:
+    """A module for the stub: a shared library that runs the kernels of AMDGPU LLVM IR."""
+    import tvm
+
+    with tempfile.TemporaryDirectory(prefix="rudnn-test-") as folder:
+        source, made = Path(folder, "kernel.ll"), Path(folder, "kernel.o")
+        source.write_text(translated(ir, wave))
+        module = tvm.get_global_func("ffi.Module.load_from_file.ll")(str(source), "ll")
+        module.write_to_file(str(made), "o")
+        command = ("cc", "-shared", "-Wl,-Bsymbolic", "-o", "{out}", str(made), _emulator(), "-lm")
+        return _built("kernel.so", [], command).read_bytes()
+
+
+@lru_cache(maxsize=1)
+def _emulator() -> str:
+    source = (NATIVE / "amdgpu_emulator.c").read_bytes()
+    command = ("cc", "-O2", "-fPIC", "-c", "-o", "{out}", "-xc", "-")
+    return str(_built("emulator.o", [source], command))
+
+
+def translated(ir: str, wave: int) -> str:
+    """AMDGPU LLVM IR as IR for this processor, its instructions calls of the emulator."""
+    shared = re.findall(r"^(@[\w.]+) = [^\n]*addrspace\(3\) global \[(\d+) x (\w+)\]", ir, re.M)
+    sizes = {name: int(count) * _SIZES[kind] for name, count, kind in shared}
+    defined = re.findall(
+        r"^define amdgpu_kernel void @(\w+)\(([^\n]*)\)[^\n()]*\{\n(.*?)^\}", ir, re.M | re.S
+    )
+    for pattern, by in (
+        (r" addrspace\(\d+\)", ""), (r"\baddrspacecast\b", "bitcast"), (r" amdgpu_kernel", ""),
+        (r"^target [^\n]*\n", ""), (r' syncscope\("[^"]*"\)', ""), (r", !mmra !\d+", ""),
+        (r"^declare [^\n]*@llvm\.amdgcn\.[^\n]*\n", ""),
+        (r'"target-(cpu|features)"(="[^"]*")?', ""),
+        (r"^!llvm\.module\.flags = [^\n]*\n|^!900\d = [^\n]*\n", ""),
+        (r"@llvm\.amdgcn\.workgroup\.id\.([xyz])\(\)",
+         lambda m: f"@rudnn_emulated_block(i32 {'xyz'.index(m[1])})"),
+    ):  # fmt: skip
+        ir = re.sub(pattern, by, ir, flags=re.M)
+    parts = ["declare i32 @rudnn_emulated_block(i32)\n"]
+    for name, declaration in _PLAIN.items():
+        ir = ir.replace(f"@llvm.amdgcn.{name}(", declaration.split(" ", 1)[1].split("(")[0] + "(")
+        parts.append(f"declare {declaration}\n")
+    for name, kind in _MATRIX.items():
+        if f"@llvm.amdgcn.{name}(" in ir:
+            ir = ir.replace(f"@llvm.amdgcn.{name}(", f"@matrix_{kind}(")
+            parts.append(_matrix(kind))
+    left = set(re.findall(r"@llvm\.amdgcn\.[\w.]+", ir))
+    if left:
+        raise NotEmulated(", ".join(sorted(left)))
+    if "@matrix_" in ir:
+        parts.append("declare void @rudnn_emulated_matrix(i32, ptr, ptr, ptr)\n")
+    parts.append("declare void @rudnn_emulated_poison(ptr, i64)\n")
+    parts.append("declare ptr @rudnn_emulate(ptr, ptr, i32, i32, i32, i32, ptr)\n")
+    for name, parameters, body in defined:
+        used = (n for n in sizes if re.search(rf"{re.escape(n)}(?![\w.])", body))
+        parts += [_wrapper(name, parameters), _poison(name, {n: sizes[n] for n in used})]
+        parts.append(_entry(name, wave))
+    return ir + "".join(parts) + _flags()
+
+
+def _matrix(kind: int) -> str:
+    """A function on vectors for one matrix instruction."""
+    count, results = ((4, 4), (16, 8), (8, 8))[kind // 2]
+    operand = f"<{count} x {'i16' if kind & 1 else 'half'}>"
+    extra = ", i32 %x, i32 %y, i32 %z" if kind < 2 else ""
+    total = f"<{results} x float>"
+    return f"""
+define internal {total} @matrix_{kind}({operand} %a, {operand} %b, {total} %c{extra}) {{
+  %pa = alloca {operand}
+  %pb = alloca {operand}
+  %pc = alloca {total}
+  store {operand} %a, ptr %pa
+  store {operand} %b, ptr %pb
+  store {total} %c, ptr %pc
+  call void @rudnn_emulated_matrix(i32 {kind}, ptr %pa, ptr %pb, ptr %pc)
+  %sum = load {total}, ptr %pc
+  ret {total} %sum
+}}
+"""
+
+
+def _wrapper(name: str, parameters: str) -> str:
+    """`run_NAME`, which takes a kernel's parameters out of a launch's packed bytes."""
+    lines, arguments, offset = [], [], 0
+    for i, parameter in enumerate(p for p in parameters.split(", ") if p):
+        kind = parameter.split()[0]
+        size = _SIZES[kind]
+        offset = -(-offset // size) * size
+        lines.append(f"  %p{i} = getelementptr i8, ptr %packed, i64 {offset}\n"
+                     f"  %v{i} = load {kind}, ptr %p{i}, align 1\n")  # fmt: skip
+        arguments.append(f"{kind} %v{i}")
+        offset += size
+    call = f"  call void @{name}({', '.join(arguments)})\n"
+    return (
+        f"define internal void @run_{name}(ptr %packed) {{\n{''.join(lines)}{call}  ret void\n}}\n"
+    )
+
+
+def _poison(name: str, shared: dict[str, int]) -> str:
+    """`poison_NAME`, which spoils the shared memory that a kernel uses."""
+    lines = [
+        f"  call void @rudnn_emulated_poison(ptr {n}, i64 {size})\n" for n, size in shared.items()
+    ]
+    return f"define internal void @poison_{name}() {{\n{''.join(lines)}  ret void\n}}\n"
+
+
+def _entry(name: str, wave: int) -> str:
+    """`NAME__run`, as the stub calls it."""
+    return f"""
+define ptr @{name}__run(ptr %packed, i32 %x, i32 %y, i32 %z, i32 %block) {{
+  %told = call ptr @rudnn_emulate(ptr @run_{name}, ptr @poison_{name}, i32 {wave}, i32 %x, i32 %y,
+                                  i32 %block, ptr %packed)
+  ret ptr %told
+}}
+"""
+
+
+def _flags() -> str:
+    from rudnn.runtime.targets.llvm import cpu
+
+    target = json.dumps(json.loads(str(cpu.tvm_target(""))) | {"tag": ""}).replace('"', "\\22")
+    return f'!llvm.module.flags = !{{!9000}}\n!9000 = !{{i32 2, !"tvm_target", !"{target}"}}\n'
+
+
+@lru_cache(maxsize=1)
+def stub_library() -> Path:
+    """The stub of libamdhip64.so."""
+    inputs = [(STUBS / name).read_bytes() for name in ("libhip_stub.c", "libcuda_stub.c")]
+    command = ("cc", "-std=gnu11", "-O1", "-shared", "-fPIC", "-o", "{out}",
+               str(STUBS / "libhip_stub.c"), "-ldl")  # fmt: skip
+    return _built("libhip_stub.so", inputs, command)
+
+
+class HipStub(Stub):
+    """The stub's own functions: its log of calls, and faults to come."""
+
+    def __init__(self) -> None:
+        self._c: Any = ctypes.CDLL(str(stub_library()))
+        self._c.stub_log.restype = ctypes.c_char_p
+        self._c.stub_used.restype = ctypes.c_size_t
+        self._c.stub_memory.argtypes = [ctypes.c_size_t]

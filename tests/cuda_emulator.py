@@ -12,12 +12,17 @@ import hashlib
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from rudnn.runtime import device
 from rudnn.runtime.cache import DiskCache
+from rudnn.runtime.targets.cuda import driver, libcuda, target, toolkit
 
 STUBS = Path(__file__).parent / "stubs"
 _KERNEL = re.compile(r"__global__ void (?:__launch_bounds__\(\d+\) )?(\w+)\(")
@@ -54,11 +59,38 @@ def emulated(source: str) -> bytes:
     kernels = dict.fromkeys(_KERNEL.findall(source))
     assert kernels, source
     entries = "\n".join(f"RUDNN_KERNEL({name})" for name in kernels)
-    folder = STUBS / "cuda"
-    version = hashlib.sha256(b"".join(p.read_bytes() for p in sorted(folder.iterdir()))).hexdigest()
-    unit = f'// {version}\n#include "shim.h"\n{source}\n{entries}\n'
-    command = ("g++", *_FLAGS, f"-I{folder}", "-o", "{out}", "-xc++", "-")
+    unit = f'// {_shim_version()}\n#include "shim.h"\n{source}\n{entries}\n'
+    command = ("g++", *_FLAGS, f"-I{STUBS / 'cuda'}", "-o", "{out}", "-xc++", "-")
     return _built("kernel.so", [unit.encode()], command).read_bytes()
+
+
+def run(module: bytes, kernel: str, parameters: bytes, grid: int, block: int) -> str:
+    """Run an emulated kernel on host memory; what was wrong, or ""."""
+    with tempfile.NamedTemporaryFile(suffix=".so") as file:
+        file.write(module)
+        file.flush()
+        function = ctypes.CDLL(file.name)[f"{kernel}__run"]
+    function.restype = ctypes.c_char_p
+    return (function(parameters, grid, 1, 1, block) or b"").decode()
+
+
+@lru_cache(maxsize=1)
+def _shim_version() -> str:
+    files = sorted((STUBS / "cuda").iterdir())
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
+
+
+@contextmanager
+def emulated_cuda() -> Iterator[Stub]:
+    """The device `cuda:0`, whose kernels run on the CPU."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(libcuda.LIBRARY, str(stub_library()))
+        patch.setattr(toolkit, "cubin", lambda source, _arch, _name: emulated(source))
+        patch.setattr(toolkit, "identity", lambda _compiler: f"emulated {_shim_version()}")
+        patch.setattr(target, "_driver", lru_cache(driver.CudaDriver))
+        patch.setattr(device, "_INTERNED", {})
+        patch.setattr(device, "_DEFAULTS", {})
+        yield Stub()
 
 
 class Stub:

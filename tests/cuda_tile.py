@@ -43,7 +43,9 @@ class _Product:
             self.globals[name] = tirx.decl_buffer((self.n(size),), dtype, name)
         self.tile = {n: 32 * (32 + PAD) for n in "ab"}
         ring = max(stages, 1)
-        self.shared = {n: self.buffer(f"{n}_s", stored, ring * self.tile[n], "shared") for n in "ab"}
+        self.shared = {
+            n: self.buffer(f"{n}_s", stored, ring * self.tile[n], "shared") for n in "ab"
+        }
         self.result = self.buffer("c_s", "float32", 32 * (32 + PAD), "shared")
         self.fragments = {
             "a": self.buffer("a_f", stored, unit.a, "local"),
@@ -87,7 +89,9 @@ class _Product:
     def move(self, name: str, into: Any, start: Any) -> Any:
         source, goal = self.globals[name], self.shared[name]
         if self.stages:
-            return self.call("rudnn_copy_async_16", self.place(goal, into), self.place(source, start))
+            return self.call(
+                "rudnn_copy_async_16", self.place(goal, into), self.place(source, start)
+            )
         lane = self.t.Var("lane", "int64")
         store = self.t.BufferStore(goal, source[start + lane], [into + lane])
         return self.t.For(lane, self.n(0), self.n(8), self.t.ForKind.VECTORIZED, store)

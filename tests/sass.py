@@ -57,7 +57,9 @@ def inspect_cubin(cubin: bytes) -> dict[str, Code]:
         usage = _run("cuobjdump", "-res-usage", file.name)
         listing = _run("nvdisasm", "-c", file.name)
     parts = _FUNCTION.split(listing)[1:]
-    code = {n: Counter(_INSTRUCTION.findall(t)) for n, t in zip(parts[::2], parts[1::2], strict=True)}
+    code = {
+        n: Counter(_INSTRUCTION.findall(t)) for n, t in zip(parts[::2], parts[1::2], strict=True)
+    }
     found = {}
     for name, registers, stack, shared, local in _USAGE.findall(usage):
         sizes = (int(registers), int(stack), int(shared), int(local))

@@ -24,7 +24,12 @@ typedef struct { graph_t *recording; int alive; } stream_t;
 typedef struct { struct timespec at; } event_t;
 typedef struct block { struct block *next; void *base; size_t size; } block_t;
 
-enum { SHARED_OBJECT = 3, MACHINE_CUDA = 190 };
+#ifndef STUB_CONTEXTS /* libhip_stub.c has neither contexts nor this tag */
+#define STUB_CONTEXTS 1
+#define STUB_PARAM_END NULL
+#endif
+
+enum { SHARED_OBJECT = 3, MACHINE_CUDA = 190, MACHINE_AMD = 224 };
 
 static char log_text[1 << 20];
 static size_t log_size;
@@ -70,7 +75,7 @@ static int enter(const char *name, int needs_context) {
     }
     if (!initialised) return 3;
     if (sticky) return sticky;
-    return needs_context && depth == 0 ? 201 : 0;
+    return STUB_CONTEXTS && needs_context && depth == 0 ? 201 : 0;
 }
 #define ENTER(needs) do { int code = enter(__func__, needs); if (code) return code; } while (0)
 
@@ -133,7 +138,8 @@ int cuModuleLoadData(module_t **out, const unsigned char *image) {
     memcpy(&size, image + 40, 8); /* section headers come last */
     size += (uint64_t)(image[58] | image[59] << 8) * (image[60] | image[61] << 8);
     module = calloc(1, sizeof *module);
-    if (image[16] == SHARED_OBJECT && image[18] != MACHINE_CUDA) {
+    if (image[16] == SHARED_OBJECT && image[18] != MACHINE_CUDA &&
+        image[18] != MACHINE_AMD) {
         file = mkstemp(path);
         if (write(file, image, size) != (ssize_t)size) return 999;
         close(file);
@@ -197,7 +203,9 @@ int cuLaunchKernel(function_t *function, unsigned gx, unsigned gy, unsigned gz, 
     (void)shared;
     if (!gx || !gy || !gz || gy > 65535 || gz > 65535 || !bx || bx > 1024 || by != 1 || bz != 1)
         return 1;
-    if (params || extra[0] != (void *)1 || extra[2] != (void *)2 || extra[4]) return 1;
+    if (params || extra[0] != (void *)1 || extra[2] != (void *)2 ||
+        extra[4] != STUB_PARAM_END)
+        return 1;
     launch.size = *(size_t *)extra[3];
     launch.params = memcpy(malloc(launch.size + 1), extra[1], launch.size);
     if (stream && stream->recording) {

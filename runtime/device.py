@@ -140,10 +140,10 @@ def devices() -> tuple[Device, ...]:
     """Every device a driver finds, the host first."""
     from .targets import registered
 
-    return tuple(d for name in registered() for d in _devices_of(name))
+    return tuple(d for name in registered() for d in devices_of(name))
 
 
-def _devices_of(name: str) -> tuple[Device, ...]:
+def devices_of(name: str) -> tuple[Device, ...]:
     """The devices of one target."""
     from .targets import parse
 
@@ -170,7 +170,7 @@ def device(name: str = "llvm:0") -> Device:
     wanted = f"{target}:{index or 0}"
     found = _INTERNED.get(wanted)
     if found is None and target in registered():
-        found = next((d for d in _devices_of(target) if str(d) == wanted), None)
+        found = next((d for d in devices_of(target) if str(d) == wanted), None)
     if found is None:
         have = ", ".join(str(d) for d in devices())
         status = registered()[target].status() if target in registered() else None

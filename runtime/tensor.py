@@ -88,6 +88,17 @@ class Tensor:
         whole = items if Ellipsis in items else (*items, Ellipsis)  # else one element is read
         return Tensor(self._array[whole], self.dtype, self.queue)
 
+    def reshape(self, *shape: int) -> Tensor:
+        """A view of another shape. Raises OperatorError where only a copy could have it."""
+        view = self._array.view()
+        try:
+            view.shape = shape  # unlike reshape, never a copy
+        except (AttributeError, ValueError) as error:
+            have = f"{list(self.shape)} with strides {self.strides}"
+            raise OperatorError(f"needs a shape that a view can have, got {list(shape)} "
+                                f"of {have}") from error  # fmt: skip
+        return Tensor(view, self.dtype, self.queue)
+
     def transpose(self, *axes: int) -> Tensor:
         """A view with dims in another order."""
         return Tensor(self._array.transpose(*axes), self.dtype, self.queue)

@@ -60,7 +60,9 @@ class Capability:
 
     @property
     def panel_width(self) -> int:
-        """Columns of a panel in which contractions want a packed matrix."""
+        """Columns of a panel in which contractions want a packed matrix; 0: as it is."""
+        if self.model == "grid":
+            return 0
         return (3 if self.vector_registers >= 32 else 2) * self.lanes()
 
     def lanes(self, bits: int = 32) -> int:

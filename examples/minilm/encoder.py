@@ -1,9 +1,10 @@
-"""The BERT encoder on rudnn kernels: NumPy arrays in, NumPy arrays out."""
+"""The BERT encoder on rudnn kernels: NumPy arrays in, NumPy arrays out, on any device."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -12,17 +13,19 @@ import rudnn
 from .checkpoint import CheckpointError, Config
 from .pooling import mean_pool
 
+Array = Any  # a NumPy array, or a rudnn.Tensor where the encoder is on another device
+
 
 @dataclass(frozen=True)
 class Dense:
     """A linear layer whose weight is packed once for the kernel; bias f32 [out]."""
 
     weight: rudnn.nn.PackedWeight
-    bias: np.ndarray
+    bias: Array
 
     def __call__(
-        self, x: np.ndarray, activation: str | None = None, residual: np.ndarray | None = None
-    ) -> np.ndarray:
+        self, x: Array, activation: str | None = None, residual: Array | None = None
+    ) -> Array:
         """Map x [..., in] to [..., out]; the activation comes first, then the residual."""
         return rudnn.nn.linear(x, self.weight, self.bias, activation=activation, residual=residual)
 
@@ -31,11 +34,11 @@ class Dense:
 class Norm:
     """A layer norm over the last axis; gamma and beta f32 [H]."""
 
-    gamma: np.ndarray
-    beta: np.ndarray
+    gamma: Array
+    beta: Array
     epsilon: float
 
-    def __call__(self, x: np.ndarray) -> np.ndarray:
+    def __call__(self, x: Array) -> Array:
         """Return x [..., H] normalised, in its own shape."""
         return rudnn.normalization.layer_norm(x, self.gamma, self.beta, epsilon=self.epsilon)
 
@@ -53,18 +56,18 @@ class Layer:
     heads: int
     activation: str
 
-    def __call__(self, x: np.ndarray, keep: np.ndarray) -> np.ndarray:
+    def __call__(self, x: Array, keep: Array) -> Array:
         """Map x [B, T, H] to its like; keep is bool [B, T]."""
         x = self.attention_norm(self.out(self._attend(x, keep), residual=x))
         hidden = self.up(x, activation=self.activation)
         return self.norm(self.down(hidden, residual=x))
 
-    def _attend(self, x: np.ndarray, keep: np.ndarray) -> np.ndarray:
+    def _attend(self, x: Array, keep: Array) -> Array:
         batch, tokens, width = x.shape
         # Heads are views, [B, heads, T, D]: the kernel reads and writes strides, nothing is moved.
         qkv = self.qkv(x).reshape(batch, tokens, 3, self.heads, width // self.heads)
         query, key, value = (qkv[:, :, i].transpose(0, 2, 1, 3) for i in range(3))
-        context = np.empty((batch, tokens, self.heads, width // self.heads), np.float32)
+        context = _empty_like(x, (batch, tokens, self.heads, width // self.heads))
         rudnn.attention.attention(
             query, key, value, mask=keep[:, None, None, :], out=context.transpose(0, 2, 1, 3)
         )
@@ -80,10 +83,15 @@ class Encoder:
         f32 arrays under the names of a BERT checkpoint, dense weights [out, in].
     config
         The layers, heads, epsilon and activation of the checkpoint.
+    target
+        Where to run: the weights are copied there. Raises DeviceError where there is no device.
     """
 
-    def __init__(self, weights: Mapping[str, np.ndarray], config: Config) -> None:
-        read = _Reader(weights, config)
+    def __init__(
+        self, weights: Mapping[str, np.ndarray], config: Config, target: str = "llvm"
+    ) -> None:
+        self.device = rudnn.device(target)
+        read = _Reader(weights, config, self.place)
         self.config = config
         self.words = read("embeddings.word_embeddings.weight")  # [V, H]
         # Single sentences have token type 0 throughout, so its row joins the positions for good.
@@ -96,9 +104,16 @@ class Encoder:
 
     def __call__(self, ids: np.ndarray, keep: np.ndarray) -> np.ndarray:
         """Return unit sentence vectors, f32 [B, H], from ids int64 [B, T] and keep bool [B, T]."""
-        return mean_pool(self.hidden(ids, keep), keep)
+        ids, keep = self.place(ids), self.place(keep)
+        return np.asarray(mean_pool(self.hidden(ids, keep), keep))
 
-    def hidden(self, ids: np.ndarray, keep: np.ndarray) -> np.ndarray:
+    def place(self, array: np.ndarray) -> Array:
+        """Return the array as it is on the host, else copied to the device."""
+        if self.device == rudnn.device():
+            return array
+        return rudnn.tensor(array, device=self.device)
+
+    def hidden(self, ids: Array, keep: Array) -> Array:
         """Return the last layer's token vectors, f32 [B, T, H]."""
         words = rudnn.nn.embedding(ids, self.words)
         x = self.norm(rudnn.nn.add(words, self.positions[: ids.shape[1]]))
@@ -110,19 +125,23 @@ class Encoder:
 class _Reader:
     """Builds the layers from a checkpoint's names; a missing one is a `CheckpointError`."""
 
-    def __init__(self, weights: Mapping[str, np.ndarray], config: Config) -> None:
-        self.weights = weights
-        self.config = config
+    def __init__(
+        self, weights: Mapping[str, np.ndarray], config: Config, place: Callable[..., Array]
+    ) -> None:
+        self.weights, self.config, self.place = weights, config, place
 
-    def __call__(self, name: str) -> np.ndarray:
-        if name not in self.weights:
-            raise CheckpointError(f"the weights have no tensor {name!r}")
-        return self.weights[name]
+    def __call__(self, *names: str) -> Array:
+        """Return the tensors of these names, one below the other, where the encoder runs."""
+        missing = next((n for n in names if n not in self.weights), None)
+        if missing is not None:
+            raise CheckpointError(f"the weights have no tensor {missing!r}")
+        found = [self.weights[n] for n in names]
+        return self.place(found[0] if len(found) == 1 else np.concatenate(found))
 
     def dense(self, *names: str) -> Dense:
         """Return one dense layer that stacks the outputs of those named."""
-        weight = np.concatenate([self(f"{name}.weight") for name in names])
-        bias = np.concatenate([self(f"{name}.bias") for name in names])
+        weight = self(*(f"{name}.weight" for name in names))
+        bias = self(*(f"{name}.bias" for name in names))
         return Dense(rudnn.nn.PackedWeight(weight), bias)
 
     def norm(self, name: str) -> Norm:
@@ -140,3 +159,10 @@ class _Reader:
             heads=self.config.heads,
             activation=self.config.activation,
         )
+
+
+def _empty_like(x: Array, shape: tuple[int, ...]) -> Array:
+    """Return an array of undefined f32 contents beside `x`."""
+    if isinstance(x, np.ndarray):
+        return np.empty(shape, np.float32)
+    return rudnn.empty(shape, queue=x.queue)

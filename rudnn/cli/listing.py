@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import platform
+import textwrap
 import time
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
@@ -75,7 +77,7 @@ def doctor(as_json: bool) -> int:
 
     targets: list[dict[str, Any]] = [
         {"target": name, "compiles": s.can_compile, "runs": s.can_run, "detail": s.detail,
-         "hint": s.hint}
+         "hint": s.hint, "devices": _devices(name) if s.can_run else []}
         for name, s in ((n, t.status()) for n, t in registered().items())
     ]  # fmt: skip
     packages = [
@@ -99,12 +101,37 @@ def doctor(as_json: bool) -> int:
     rows = [(t["target"], _yes(t["compiles"]), _yes(t["runs"]), t["detail"], t["hint"])
             for t in targets]  # fmt: skip
     print_table(("target", "compiles", "runs", "", "to mend it"), rows)
+    for device in (d for t in targets for d in t["devices"]):
+        print(f"\n{device['device']}: {device['name']}, compiled for as {device['code']}")
+        print(_wrapped(device["capability"]))
     print()
     print_table(("package", "version", ""), [_package(p) for p in packages])
     cache: Any = record["cache"]
     size = bytes_text(cache["bytes"])
     print(f"\ncache: {cache['folder']}, {cache['kernels']} kernels, {size}")
     return 0 if good else 1
+
+
+def _devices(target: str) -> list[dict[str, Any]]:
+    """The devices of a target, with what schedules may assume of each."""
+    from ..runtime.device import devices_of
+
+    return [
+        {"device": str(d), "name": d.name, "code": d.code, "capability": asdict(d.capability)}
+        for d in devices_of(target)
+    ]
+
+
+def _wrapped(capability: dict[str, Any]) -> str:
+    """A capability record as indented lines; what a device does not have is left out."""
+    units = [f"{'x'.join(map(str, u['shape']))} {u['operands']}" for u in capability["matrix"]]
+    shown = capability | {"matrix": " ".join(units), "atomics": _atomics(capability["atomics"])}
+    words = ", ".join(f"{k} {v}" for k, v in shown.items() if v)
+    return textwrap.fill(words, 96, initial_indent="    ", subsequent_indent="    ")
+
+
+def _atomics(pairs: Any) -> str:
+    return " ".join(f"{op}({dtype})" for op, dtype in pairs)
 
 
 def _found(package: str) -> str | None:

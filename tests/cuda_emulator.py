@@ -87,7 +87,7 @@ def emulated_cuda() -> Iterator[Stub]:
         patch.setenv(libcuda.LIBRARY, str(stub_library()))
         patch.setattr(toolkit, "cubin", lambda source, _arch, _name: emulated(source))
         patch.setattr(toolkit, "identity", lambda _compiler: f"emulated {_shim_version()}")
-        patch.setattr(target, "_driver", lru_cache(driver.CudaDriver))
+        patch.setattr(target, "driver", lru_cache(driver.CudaDriver))
         patch.setattr(device, "_INTERNED", {})
         patch.setattr(device, "_DEFAULTS", {})
         yield Stub()

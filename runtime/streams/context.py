@@ -6,6 +6,7 @@ import ctypes
 import os
 import threading
 import weakref
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -116,7 +117,7 @@ class Context:
             )
         if self.lost:
             raise DeviceLostError(self.lost)
-        self.api.check(self.enter(), f"entering {self}")
+        self.check(self.enter(), "entering a context")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -133,7 +134,7 @@ class Context:
     def quietly(self, function: Any, *arguments: Any) -> None:
         """Give something back, if there still is a context to give it to."""
         if not self.lost and self.pid == os.getpid():
-            with self:
+            with suppress(RudnnError), self:
                 function(*arguments)
 
     def stream(self, queue: Queue) -> Stream:

@@ -39,8 +39,9 @@ _FUNCTIONS = {
 
 # Both makers number these alike.
 _OUT_OF_MEMORY, _LAUNCH_TIMEOUT, NOT_SUPPORTED = 2, 702, 801
-# After one of these every call fails: ECC, links, exceptions in a kernel.
-_LOST = frozenset({214, 220, 226, 700, 710, 714, 715, 716, 717, 718, 719, 720, 721, 999})
+# After one of these every call fails: a device that is gone, memory or links that failed,
+# exceptions in a kernel, a context that someone destroyed.
+_LOST = frozenset({46, 214, 220, 226, 700, 709, 710, 714, 715, 716, 717, 718, 719, 999})
 
 
 class Library:

@@ -112,7 +112,7 @@ int cuDeviceGetName(char *name, int size, int device) {
 int cuDeviceGetAttribute(int *value, int which, int device) {
     (void)device;
     ENTER(0);
-    *value = which == 75 ? 9 : which == 76 ? 0 : which == 115 ? getenv("STUB_NO_POOLS") == NULL : 0;
+    *value = which == 75 ? 9 : 0; /* compute capability 9.0 */
     return 0;
 }
 int cuDevicePrimaryCtxRetain(void **context, int device) {
@@ -122,7 +122,7 @@ int cuDevicePrimaryCtxRetain(void **context, int device) {
 }
 int cuDeviceGetDefaultMemPool(void **pool, int device) { ENTER(0); *pool = &context_of_device[device]; return 0; }
 int cuMemPoolSetAttribute(void *pool, int which, void *value) { (void)pool, (void)which, (void)value; ENTER(0); return 0; }
-int cuCtxPushCurrent_v2(void *context) { ENTER(0); contexts[depth++] = context; return 0; }
+int cuCtxPushCurrent_v2(void *context) { contexts[depth++] = context; return 0; }
 int cuCtxPopCurrent_v2(void **context) { *context = contexts[--depth]; return 0; }
 int cuCtxSynchronize(void) { ENTER(1); return 0; }
 
@@ -325,7 +325,11 @@ static int inside(uint64_t address, size_t size) {
     return found;
 }
 
-int cuMemAllocAsync(uint64_t *address, size_t size, void *stream) { (void)stream; ENTER(1); return allocate(address, size); }
+int cuMemAllocAsync(uint64_t *address, size_t size, void *stream) {
+    (void)stream;
+    ENTER(1);
+    return getenv("STUB_NO_POOLS") ? 801 : allocate(address, size);
+}
 int cuMemAlloc_v2(uint64_t *address, size_t size) { ENTER(1); return allocate(address, size); }
 int cuMemFreeAsync(uint64_t address, void *stream) { (void)stream; ENTER(1); return release(address); }
 int cuMemFree_v2(uint64_t address) { ENTER(1); return release(address); }

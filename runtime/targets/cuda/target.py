@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,7 @@ from ....schedules.capability import Capability
 from ...driver import Artifact, Status
 from . import toolkit
 from .capability import number, record
-from .driver import CudaDriver
+from .driver import CudaDriver, driver
 
 if TYPE_CHECKING:
     from ....schedules.program import Program
@@ -51,16 +50,15 @@ class Cuda:
         return translate(program, entry, resolve(arch))[0], "cuda"
 
     def driver(self) -> CudaDriver:
-        return _driver()
+        return driver()
 
     def status(self) -> Status:
         found, nvcc = toolkit.find_nvrtc(), toolkit.find_nvcc()
         chosen = toolkit.compiler_name()
         able = (nvcc if chosen == "nvcc" else found) is not None
         tool = f"compiles by {toolkit.identity(chosen)}" if able else f"no {chosen}"
-        driver = self.driver()
-        names = driver.device_names()
-        here = ", ".join(names) if names else driver.problem
+        names = driver().device_names()
+        here = ", ".join(names) if names else driver().problem
         hint = ""
         if not names:
             hint = "install NVIDIA's driver; to compile without a device name one, as cuda:sm_90"
@@ -81,15 +79,11 @@ def resolve(arch: str) -> str:
     if arch:
         number(arch)
         return arch
-    driver = _driver()
-    if not driver.device_names():
+    here = driver()
+    if not here.device_names():
         raise TargetError(
             "needs an architecture to compile for, such as cuda:sm_90, got cuda where no device "
-            f"tells it ({driver.problem})"
+            f"tells it ({here.problem})"
         )
-    return driver.arch(0)
+    return here.arch(0)
 
-
-@lru_cache(maxsize=1)
-def _driver() -> CudaDriver:
-    return CudaDriver()

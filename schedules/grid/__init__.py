@@ -8,7 +8,8 @@ from ..rule import Rule
 def rules() -> tuple[Rule, ...]:
     """The rules in the order they are tried."""
     from .pointwise import Pointwise
+    from .scan import Scan
     from .scatter_add import ScatterAdd
     from .top_k import TopK
 
-    return (Pointwise(), TopK(), ScatterAdd())
+    return (Pointwise(), Scan(), TopK(), ScatterAdd())

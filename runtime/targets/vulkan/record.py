@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 
+from ....dsl.errors import TargetError
 from ....schedules.capability import Capability, MatrixUnit
+from .instance import physical_devices
 from .properties import Facts
-from .spirv import SpirvFeatures, matrix_unit
+from .spirv import BASELINE, SpirvFeatures, matrix_unit
 
 _FLOAT_WIDTHS = (16, 32)
 _SOFTWARE = 4  # VK_PHYSICAL_DEVICE_TYPE_CPU
@@ -18,6 +20,30 @@ _CORES = 16  # where the driver does not say
 PORTABLE = Capability(
     "grid", shared_bytes=16 * 1024, max_threads=256, max_blocks=65535, cores=_CORES
 )
+
+
+def resolve(arch: str) -> Facts | None:
+    """What to compile for: a device, or None for the portable baseline.
+
+    Raises TargetError for an unknown arch, DeviceError where RUDNN_VULKAN_DEVICE fits none.
+    """
+    if arch == "portable":
+        return None
+    if arch and not arch.isdecimal():
+        raise TargetError(f"needs vulkan, vulkan:portable or a device's number, got vulkan:{arch}")
+    try:
+        found = physical_devices()
+    except TargetError:  # no driver: compiling needs none
+        found = ()
+    if arch and int(arch) >= len(found):
+        raise TargetError(f"needs a Vulkan device among {len(found)}, got vulkan:{arch}")
+    return found[int(arch or 0)].facts if found else None
+
+
+def record_of(arch: str) -> tuple[Capability, SpirvFeatures]:
+    """What schedules and the emitter may assume of `arch`. Raises TargetError."""
+    facts = resolve(arch)
+    return (PORTABLE, BASELINE) if facts is None else (capability_of(facts), features_of(facts))
 
 
 def capability_of(facts: Facts) -> Capability:

@@ -12,9 +12,8 @@ from ...driver import Artifact, Status
 from . import api
 from .driver import VulkanDriver, driver
 from .instance import physical_devices, surveyed
-from .properties import Facts
-from .record import PORTABLE, capability_of, features_of
-from .spirv import BASELINE, SpirvFeatures, pack
+from .record import capability_of, features_of, record_of, resolve
+from .spirv import pack
 
 if TYPE_CHECKING:
     from ....schedules.program import Program
@@ -42,8 +41,7 @@ class Vulkan:
         return f"{facts.name}, {facts.driver} {facts.driver_version:#x}, {record}"
 
     def capability(self, arch: str) -> Capability:
-        facts = resolve(arch)
-        return PORTABLE if facts is None else capability_of(facts)
+        return record_of(arch)[0]
 
     def rules(self) -> Sequence[Rule]:
         from ....schedules.grid import rules
@@ -53,7 +51,7 @@ class Vulkan:
     def compile(self, program: Program, entry: str, arch: str, cache: DiskCache) -> Artifact:
         from .compile import build
 
-        shaders, plan = build(program, entry, self.capability(arch), features(arch))
+        shaders, plan = build(program, entry, *record_of(arch))
         return Artifact(plan, {BINARY: pack(shaders)}, BINARY)
 
     def source(self, program: Program, entry: str, arch: str) -> tuple[str, str]:
@@ -61,7 +59,7 @@ class Vulkan:
         from .compile import build
         from .tools import disassemble
 
-        shaders, _ = build(program, entry, self.capability(arch), features(arch))
+        shaders, _ = build(program, entry, *record_of(arch))
         parts = [f"; {shader.name}\n{disassemble(shader.words)}" for shader in shaders]
         return "\n".join(parts), "spirv"
 
@@ -85,21 +83,3 @@ class Vulkan:
         from .export import export
 
         return export(program, signature, arch, folder)
-
-
-def resolve(arch: str) -> Facts | None:
-    """What to compile for: a device, or None for the portable baseline. Raises TargetError."""
-    if arch == "portable":
-        return None
-    if arch and not arch.isdecimal():
-        raise TargetError(f"needs vulkan, vulkan:portable or a device's number, got vulkan:{arch}")
-    names = driver().device_names()
-    if arch and int(arch) >= len(names):
-        raise TargetError(f"needs a Vulkan device among {len(names)}, got vulkan:{arch}")
-    return physical_devices()[int(arch or 0)].facts if names else None
-
-
-def features(arch: str) -> SpirvFeatures:
-    """What kernels for `arch` may use."""
-    facts = resolve(arch)
-    return BASELINE if facts is None else features_of(facts)

@@ -8,7 +8,7 @@ from ..dsl.expr import Axis, Expr
 from .group import Contraction, Group, contraction, innermost, is_map
 
 NEEDS = (
-    "needs a sum of products of factors with axes of their own, and a pointwise consumer or none"
+    "needs a sum of products of factors with axes of their own, and one pointwise consumer at most"
 )
 
 

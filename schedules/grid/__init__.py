@@ -7,9 +7,11 @@ from ..rule import Rule
 
 def rules() -> tuple[Rule, ...]:
     """The rules in the order they are tried."""
+    from .contraction import Contraction
     from .pointwise import Pointwise
+    from .rows import Rows
     from .scan import Scan
     from .scatter_add import ScatterAdd
     from .top_k import TopK
 
-    return (Pointwise(), Scan(), TopK(), ScatterAdd())
+    return (Contraction(), Pointwise(), Rows(), Scan(), TopK(), ScatterAdd())

@@ -1,0 +1,83 @@
+"""Matrix products of every kind on grids: a tile of the result a block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ..capability import Capability
+from ..emit import Emitter
+from ..group import Group
+from ..nest import static
+from ..roles import NEEDS, roles
+from ..rule import Config, Rejection
+from .contraction_plain import Plain
+from .contraction_view import View
+from .nest import GridNest
+
+Tir = Any
+_BAND = 8  # rows of tiles that blocks side by side share: what they read stays in the cache
+
+
+@dataclass(frozen=True)
+class ContractionConfig(Config):
+    """A block computes `tile` = (m, n) sums, `depth` of k at a time, a thread `share` of them."""
+
+    tile: tuple[int, int] = (64, 64)
+    depth: int = 16
+    share: tuple[int, int] = (4, 4)
+
+
+class Contraction:
+    """Σₖ a·b → tiles in shared memory, sums in registers, the epilogue on the way out."""
+
+    name = "contraction"
+
+    def match(self, group: Group, caps: Capability) -> Rejection | None:
+        return Rejection(NEEDS) if roles(group) is None else None
+
+    def default(self, group: Group, caps: Capability) -> ContractionConfig:
+        return ContractionConfig()
+
+    def space(self, group: Group, caps: Capability) -> Iterator[ContractionConfig]:
+        yield self.default(group, caps)
+
+    def lower(
+        self, emitter: Emitter, group: Group, caps: Capability, config: ContractionConfig
+    ) -> Any:
+        nest = GridNest(emitter, caps)
+        view = View(nest, group)
+        body = Plain(view, (*config.tile, config.depth), config.share)
+        tiles(view, config.tile, body)
+        return nest.finish()
+
+
+def tiles(view: View, tile: tuple[int, int], body: Any) -> None:
+    """A launch of one block for each tile of the result, `body` what it does."""
+    nest = view.nest
+    down = nest.ceil_div(view.size(view.m), tile[0])
+    across = nest.ceil_div(view.size(view.n), tile[1])
+    blocks = nest.simple(view.size(view.batch) * down * across)
+    with nest.launch(blocks, body.threads) as (block, _):
+        batch, place = nest.unflatten(block, [blocks, nest.simple(down * across)])
+        view.enter(view.fixed("batch", batch))
+        i, j = _banded(view, view.fixed("place", place), down, across)
+        body.lower((i * nest.number(tile[0]), j * nest.number(tile[1])))
+
+
+def _banded(view: View, place: Tir, down: Tir, across: Tir) -> tuple[Tir, Tir]:
+    """Row and column of a tile: column by column within bands of rows."""
+    from tvm import tirx
+
+    nest, rows = view.nest, static(down)
+    if rows is not None and rows <= _BAND:
+        return (view.fixed("row", tirx.truncmod(place, down)),
+                view.fixed("column", tirx.truncdiv(place, down)))  # fmt: skip
+    most = nest.number(_BAND)
+    width = nest.simple(across * most)
+    first = view.fixed("first", tirx.truncdiv(place, width) * most)
+    inside = view.fixed("inside", tirx.truncmod(place, width))
+    here = view.fixed("here", tirx.min(down - first, most))
+    return (view.fixed("row", first + tirx.truncmod(inside, here)),
+            view.fixed("column", tirx.truncdiv(inside, here)))  # fmt: skip

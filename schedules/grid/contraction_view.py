@@ -1,0 +1,89 @@
+"""A contraction as tiles of a grid see it: sizes, places in it, and where operands lie."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from ...dsl.expr import Axis
+from ...dsl.lower import encode
+from ..group import Group
+from ..nest import Nest
+from ..roles import roles, steps_through
+from .nest import GridNest
+from .vectors import reading
+
+Tir = Any
+
+
+class View:
+    """Σₖ a·b over m × n for each `batch`; several axes may make up m, and several k.
+
+    Axes that only `a` has are all in m, so that many short rows fill a tile; but where memory is
+    contiguous along m the last one is alone, so that neighbours stay neighbours.
+    """
+
+    def __init__(self, nest: GridNest, group: Group) -> None:
+        found = roles(group)
+        assert found is not None
+        self.nest = nest
+        self.head, self.out = group.stages[0], group.stages[-1]
+        self.a, self.b = found.a, found.b
+        alone = {x for i, x in enumerate(found.batch) if i in found.b_batch}
+        rows = tuple(x for x in found.batch if x not in alone)
+        if steps_through(found.a, (*rows, found.m), found.k):
+            rows = ()
+        self.m = (*rows, found.m)
+        self.n, self.k = (found.n,), found.k
+        self.batch = tuple(x for x in found.batch if x not in rows)
+        self.env: dict[Axis, Tir] = {}
+
+    @property
+    def dtype(self) -> str:
+        """The type of the sums."""
+        return self.head.dtype.name
+
+    def size(self, axes: Sequence[Axis]) -> Tir:
+        """How many points the axes have together."""
+        nest = self.nest
+        return nest.simple(nest.product([nest.emitter.size(a.extent) for a in axes]))
+
+    def place(self, axes: Sequence[Axis], index: Tir) -> dict[Axis, Tir]:
+        """One index over all of `axes`, an existing one, as one for each, computed here."""
+        nest = self.nest
+        if len(axes) == 1:
+            return {axes[0]: index}
+        parts = nest.unflatten(index, [nest.emitter.size(a.extent) for a in axes])
+        return {a: self.fixed(a.name, i) for a, i in zip(axes, parts, strict=True)}
+
+    def enter(self, batch: Tir) -> None:
+        """What follows is within one element of the batch."""
+        self.env = self.place(self.batch, batch) if self.batch else {}
+
+    def fixed(self, name: str, value: Tir) -> Tir:
+        """`value`, computed once here: TVM's simplifier would put it back into every use."""
+        return Nest.opaque(self.nest, name, value)
+
+    @contextmanager
+    def lanes(self, count: int) -> Iterator[Tir]:
+        """A statement for `count` neighbours at once; yields the index of each."""
+        if count == 1:
+            yield self.nest.number(0)
+        else:
+            with self.nest.loop("lane", self.nest.number(count), "vector") as lane:
+                yield lane
+
+    def result(self, total: Tir, env: Mapping[Axis, Tir]) -> Tir:
+        """The result's element as it is stored, from the finished sum at a point."""
+        if self.out is self.head:
+            return encode(total, self.out.dtype)
+        with reading(self.nest, {id(self.head): lambda *_: total}):
+            value = self.nest.emitter.lowering.expr(self.out.expr, self.env | env)
+        return encode(value, self.out.dtype)
+
+    def write(self, total: Tir, env: Mapping[Axis, Tir]) -> None:
+        """Set the result's element at a point."""
+        where = self.env | env
+        index = [where[a] for a in self.out.axes]
+        self.nest.store(self.nest.targets[id(self.out)], index, self.result(total, env))

@@ -28,6 +28,40 @@ _PLAIN = {
     "workitem.id.x": "i32 @rudnn_emulated_thread()", "s.barrier": "void @rudnn_emulated_barrier()",
     "ds.bpermute": "i32 @rudnn_emulated_permute(i32, i32)",
 }  # fmt: skip
+# A lane's value for all: what LLVM makes of exchanges whose source is one lane.
+_ONE_LANE = {
+    "readlane.i32": """
+define internal i32 @readlane.i32(i32 %value, i32 %lane) {
+  %address = shl i32 %lane, 2
+  %found = call i32 @rudnn_emulated_permute(i32 %address, i32 %value)
+  ret i32 %found
+}
+""",
+    "readlane.f32": """
+define internal float @readlane.f32(float %value, i32 %lane) {
+  %bits = bitcast float %value to i32
+  %address = shl i32 %lane, 2
+  %found = call i32 @rudnn_emulated_permute(i32 %address, i32 %bits)
+  %result = bitcast i32 %found to float
+  ret float %result
+}
+""",
+    "readlane.i64": """
+define internal i64 @readlane.i64(i64 %value, i32 %lane) {
+  %address = shl i32 %lane, 2
+  %low = trunc i64 %value to i32
+  %shifted = lshr i64 %value, 32
+  %high = trunc i64 %shifted to i32
+  %low_found = call i32 @rudnn_emulated_permute(i32 %address, i32 %low)
+  %high_found = call i32 @rudnn_emulated_permute(i32 %address, i32 %high)
+  %low_wide = zext i32 %low_found to i64
+  %high_wide = zext i32 %high_found to i64
+  %high_moved = shl i64 %high_wide, 32
+  %result = or i64 %high_moved, %low_wide
+  ret i64 %result
+}
+""",
+}
 _SIZES = {"i64": 8, "ptr": 8, "double": 8, "float": 4, "i32": 4, "half": 2, "i16": 2, "i8": 1,
           "i1": 1}  # fmt: skip
 
@@ -81,6 +115,10 @@ def translated(ir: str, wave: int) -> str:
         if f"@llvm.amdgcn.{name}(" in ir:
             ir = ir.replace(f"@llvm.amdgcn.{name}(", f"@matrix_{kind}(")
             parts.append(_matrix(kind))
+    for name, definition in _ONE_LANE.items():
+        if f"@llvm.amdgcn.{name}(" in ir:
+            ir = ir.replace(f"@llvm.amdgcn.{name}(", f"@{name}(")
+            parts.append(definition)
     left = set(re.findall(r"@llvm\.amdgcn\.[\w.]+", ir))
     if left:
         raise NotEmulated(", ".join(sorted(left)))

@@ -22,6 +22,7 @@ from ...locks import fork_safe_lock
 from ...plan import Launch, LaunchPlan
 from . import intrinsics, linker, matrix
 from .capability import Arch
+from .names import hide_values
 
 if TYPE_CHECKING:
     from ....schedules.program import Program
@@ -75,7 +76,7 @@ def compile_functions(functions: Sequence[DeviceFunction], arch: Arch) -> Code:
     for device in functions:
         _check(device.launch, arch)
         lowered = intrinsics.lower(device.function, arch.wave, externs)
-        module[device.name] = lowered.with_attr("target", target)
+        module[device.name] = hide_values(lowered).with_attr("target", target)
     lowered_module = tirx.transform.LowerIntrin()(tvm.IRModule(module))
     ir = _optimised(lowered_module, target, arch)
     return Code(_mended(ir, {d.name: d.launch.block for d in functions}, arch))

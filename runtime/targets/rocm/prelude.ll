@@ -42,6 +42,32 @@ define linkonce_odr hidden float @rudnn_atomic_add_f32(ptr addrspace(1) %at, flo
   ret float %old
 }
 
+; A value put in a cell of the thread's own, in the midst of an expression.
+define linkonce_odr hidden float @rudnn_keep_f32(ptr addrspace(5) %cell, float %value) #0 {
+  store float %value, ptr addrspace(5) %cell
+  ret float %value
+}
+
+define linkonce_odr hidden half @rudnn_keep_f16(ptr addrspace(5) %cell, half %value) #0 {
+  store half %value, ptr addrspace(5) %cell
+  ret half %value
+}
+
+define linkonce_odr hidden i8 @rudnn_keep_i8(ptr addrspace(5) %cell, i8 %value) #0 {
+  store i8 %value, ptr addrspace(5) %cell
+  ret i8 %value
+}
+
+define linkonce_odr hidden i16 @rudnn_keep_i16(ptr addrspace(5) %cell, i16 %value) #0 {
+  store i16 %value, ptr addrspace(5) %cell
+  ret i16 %value
+}
+
+define linkonce_odr hidden i32 @rudnn_keep_i32(ptr addrspace(5) %cell, i32 %value) #0 {
+  store i32 %value, ptr addrspace(5) %cell
+  ret i32 %value
+}
+
 declare void @llvm.amdgcn.s.barrier()
 declare i32 @llvm.amdgcn.ds.bpermute(i32, i32)
 declare i32 @llvm.amdgcn.workitem.id.x()

@@ -169,6 +169,59 @@ def test_an_extended_int32_against_a_literal(run: Runner, literal: int) -> None:
         assert np.array_equal(got, reference(x.astype(np.int64), literal)), reference
 
 
+def thread_numbers() -> list[tuple[Make, Callable[[Array], Array]]]:
+    """Functions of a thread's number, in TIR and in NumPy."""
+    from tvm import tirx
+
+    def quotient(t: Array, by: int) -> Array:
+        return np.trunc(t / by).astype(np.int64)
+
+    div, mod = tirx.truncdiv, tirx.truncmod
+    return [
+        (lambda t: div(t, i64(8)), lambda t: t // 8),
+        (lambda t: mod(t, i64(8)), lambda t: t % 8),
+        (lambda t: div(t, i64(6)) * i64(3) + mod(t, i64(6)), lambda t: t // 6 * 3 + t % 6),
+        (lambda t: div(t - i64(40), i64(7)), lambda t: quotient(t - 40, 7)),
+        (lambda t: mod(t - i64(40), i64(8)), lambda t: t - 40 - 8 * quotient(t - 40, 8)),
+        (lambda t: div(i64(1000), t + i64(1)), lambda t: 1000 // (t + 1)),
+        (lambda t: (t - i64(40)) >> i64(2), lambda t: (t - 40) >> 2),
+        (lambda t: ((t << i64(3)) | i64(1)) ^ (t & i64(5)), lambda t: (t << 3 | 1) ^ (t & 5)),
+        (lambda t: t * i64(-(2**24)), lambda t: t * -(2**24)),
+        (lambda t: div(t * i64(2**40), i64(3)), lambda t: t * 2**40 // 3),
+        (lambda t: tirx.min(t, i64(9)) - tirx.max(t, i64(50)),
+         lambda t: np.minimum(t, 9) - np.maximum(t, 50)),
+    ]  # fmt: skip
+
+
+@needs_device
+def test_index_arithmetic(run: Runner) -> None:
+    """As a number in 64 bits, and as an index."""
+    from tvm import tirx
+
+    numbers, thread = thread_numbers(), np.arange(THREADS)
+
+    def make(block: Any, t: Any, buffers: Any, _: Any) -> Any:
+        x, indices, elements = buffers
+        stores = []
+        for place, (function_of, reference) in enumerate(numbers):
+            at, value = i64(place * THREADS) + t, function_of(t)
+            stores.append(tirx.BufferStore(indices, value, [at]))
+            if np.abs(reference(thread)).max() < N // 2:
+                stores.append(tirx.BufferStore(elements, x[value + i64(N // 2)], [at]))
+        return tirx.SeqStmt(stores)
+
+    x = np.arange(N)
+    indices, elements = (np.zeros(len(numbers) * THREADS, np.int64) for _ in range(2))
+    run(function(make, [("int64", 8)] * 3), [x, indices, elements])
+    rows = indices.reshape(-1, THREADS)
+    for row, element, (_, reference) in zip(
+        rows, elements.reshape(rows.shape), numbers, strict=True
+    ):
+        want = reference(thread)
+        assert np.array_equal(row, want)
+        assert np.abs(want).max() >= N // 2 or np.array_equal(element, want + N // 2)
+
+
 @needs_device
 @pytest.mark.parametrize("nan", [(16, 32), ()])
 @pytest.mark.parametrize("dtype", FLOATS)

@@ -11,7 +11,7 @@ from .matrix import Fragment
 from .memory import Buffer, Memory, Parameter
 from .module import Module
 from .opcodes import BuiltIn, Capability, Op
-from .types import U32, Scalar, type_of
+from .types import U32, type_of
 
 Lanes = tuple[int, ...]
 
@@ -92,27 +92,10 @@ class Emitter:
         """`variable` stands for the value of an expression from here on."""
         self.values[key(variable)] = self.value(value)
         if type_of(value)[0].is_int:
-            self.analyzer.bind(variable, value)
+            self.analyzer.bind(variable, value, allow_override=True)
 
     def low32(self, index: Any) -> int:
-        """An integer expression modulo 2**32, without 64-bit arithmetic where that can be."""
-        kind = type(index).__name__
-        if kind == "IntImm":
-            return self.body.index(index.value)
-        if kind in _LOW32:
-            left, right = self.low32(index.a), self.low32(index.b)
-            return self.body.pure(_LOW32[kind], U32, left, right)
-        if kind == "Cast":
-            source, _ = type_of(index.value)
-            if source.is_int and source.bits >= 32:
-                return self.low32(index.value)
-        return self._low32_of_value(index)
+        """An integer expression modulo 2**32."""
+        from .indices import low32
 
-    def _low32_of_value(self, index: Any) -> int:
-        from .convert import cast
-
-        scalar, _ = type_of(index)
-        return cast(self.body, self.scalar(index), scalar, Scalar(scalar.kind, 32))
-
-
-_LOW32 = {"Add": Op.IAdd, "Sub": Op.ISub, "Mul": Op.IMul}
+        return low32(self, index)

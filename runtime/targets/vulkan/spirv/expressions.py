@@ -10,6 +10,7 @@ from .body import Body
 from .calls import call
 from .convert import cast
 from .emitter import key
+from .indices import small, without_64_bits
 from .opcodes import Glsl, Op
 from .types import BOOL, F16, F32, I32, I64, U32, Scalar, type_of
 
@@ -98,10 +99,14 @@ def _extremum(body: Body, name: str, scalar: Scalar, a: int, b: int) -> int:
 
 
 def _binary(e: Emitter, node: Any) -> Lanes:
-    scalar, _ = type_of(node)
+    scalar, lanes = type_of(node)
     name = type(node).__name__
     if scalar == F32 and name in ("Add", "Sub") and _product(node.a, node.b) is not None:
         return _fused(e, node)
+    if scalar == I64 and lanes == 1 and small(e, node):
+        narrow = without_64_bits(e, node)
+        if narrow is not None:
+            return (e.body.sign_extended(narrow),)
     pairs = zip(e.value(node.a), e.value(node.b), strict=True)
     return tuple(binary(e.body, name, scalar, a, b) for a, b in pairs)
 

@@ -84,7 +84,6 @@ def _axis(e: Emitter, variable: Any, tag: str, extent: Any) -> None:
     if tag == "threadIdx.x":
         e.local_size = int(extent.value)
         value = e.thread()
-        e.analyzer.bind(variable, Range(0, extent))
     elif tag in ("blockIdx.x", "blockIdx.y"):
         group = e.body.result(
             Op.Load, e.module.vector(U32, 3), e.module.builtin(BuiltIn.WorkgroupId, 3)
@@ -92,6 +91,7 @@ def _axis(e: Emitter, variable: Any, tag: str, extent: Any) -> None:
         value = e.body.pure(Op.CompositeExtract, U32, group, "xy".index(tag[-1]))
     else:
         raise CompileError(f"needs blocks in x and y and threads in x, got {tag}")
+    e.analyzer.bind(variable, Range(0, extent), allow_override=True)
     e.values[key(variable)] = (cast(e.body, value, I32, type_of(variable)[0]),)
 
 
@@ -122,7 +122,8 @@ def _for(e: Emitter, node: Any) -> None:
         else e.body.pure(Op.IAdd, scalar, first, extent)
     )
     step = e.body.constant(scalar, 1) if node.step is None else e.scalar(node.step)
-    e.analyzer.bind(node.loop_var, Range.from_min_extent(node.min, node.extent))
+    within = Range.from_min_extent(node.min, node.extent)
+    e.analyzer.bind(node.loop_var, within, allow_override=True)
 
     def write(i: int) -> None:
         e.values[key(node.loop_var)] = (i,)

@@ -266,7 +266,7 @@ def _matrix(vk: Any, handle: Any, features: frozenset[str]) -> Iterator[MatrixSh
     bf16 = {"shaderBFloat16Type", "shaderBFloat16CooperativeMatrix"} <= features
     wanted = ("float16", "bfloat16") if bf16 else ("float16",)
     for item in found:
-        operands, result = _COMPONENTS.get(item.AType), _COMPONENTS.get(item.ResultType)
+        operands, result = _COMPONENTS.get(item.AType, ""), _COMPONENTS.get(item.ResultType)
         alike = item.AType == item.BType and item.CType == item.ResultType
         if item.scope == _SUBGROUP_SCOPE and alike and result == "float32" and operands in wanted:
             yield MatrixShape(item.MSize, item.NSize, item.KSize, operands)

@@ -26,6 +26,7 @@ _SHADER_READ, _SHADER_WRITE = 0x20, 0x40
 _TRANSFER_READ, _TRANSFER_WRITE, _HOST_READ = 0x800, 0x1000, 0x2000
 _SLICE_NS = 100_000_000  # of a wait, so that Ctrl-C is heard
 _DEFAULT_TIMEOUT_S = 600.0
+DEPTH = 128  # submissions that the host may be ahead of the device, and so the memory they hold
 _ONE_TIME = 1  # VK_COMMAND_BUFFER_USAGE_ONE_TIME_SUBMIT_BIT
 _RESET_EACH = 2  # VK_COMMAND_POOL_CREATE_RESET_COMMAND_BUFFER_BIT
 
@@ -99,6 +100,8 @@ class Stream:
         self.gpu.require()
         if not self._free:
             self.poll()
+            if len(self._flying) >= DEPTH:
+                self.wait(self._flying[0][0])
             while self._flying and self._flying[0][0] <= self.done:
                 self._free.append(self._flying.popleft()[1])
             if not self._free:

@@ -1,0 +1,59 @@
+"""Every operator compiled for every GPU: no spills, no stack, matrix instructions, safe barriers."""
+
+from __future__ import annotations
+
+import pytest
+import sass
+from gpu_code import Compiled, compiled
+
+from rudnn.dsl.dtypes import f32
+from rudnn.ops.registry import operators
+from rudnn.runtime.targets import parse
+from rudnn.runtime.targets.cuda import toolkit
+from rudnn.runtime.targets.rocm import linker
+
+OPERATORS = operators()
+CUDA = ("cuda:sm_80", "cuda:sm_90a", "cuda:sm_120")
+ROCM = ("rocm:gfx90a", "rocm:gfx942", "rocm:gfx1100", "rocm:gfx1201")
+MATRIX = ("HMMA", "HGMMA", "v_mfma", "v_wmma")
+HEAD_SIZES = (32, 64, 80, 96, 128)
+
+needs_cuda = pytest.mark.skipif(
+    toolkit.find_nvrtc() is None or sass.tool("cuobjdump") is None,
+    reason=f"needs pip install 'rudnn[cuda]' and {sass.TOOLS}",
+)
+needs_rocm = pytest.mark.skipif(linker.find() is None, reason="needs pip install 'rudnn[rocm]'")
+targets = [pytest.param(t, marks=needs_cuda) for t in CUDA]
+targets += [pytest.param(t, marks=needs_rocm) for t in ROCM]
+
+
+@pytest.mark.parametrize("target", targets)
+@pytest.mark.parametrize("name", sorted(OPERATORS))
+def test_machine_code(name: str, target: str) -> None:
+    declaration = OPERATORS[name]
+    for dtype in declaration.dtypes:
+        made = compiled(declaration, dtype, target)
+        check(made, target)
+        wide = dtype == f32 or not any("matrix" in config for _, _, config in made.rules)
+        if not wide:
+            assert sum(k.count(*MATRIX) for k in made.kernels) > 0, (dtype, made.rules)
+
+
+@pytest.mark.parametrize("target", targets)
+@pytest.mark.parametrize("head", HEAD_SIZES)
+def test_attention_of_usual_head_sizes(head: int, target: str) -> None:
+    declaration = OPERATORS["attention"]
+    for dtype in declaration.dtypes:
+        check(compiled(declaration, dtype, target, {"D": head, "Dv": head}), target)
+
+
+def check(made: Compiled, target: str) -> None:
+    """Registers and shared memory within limits, nothing in local memory, barriers guarded."""
+    kind, arch = parse(target)
+    limits = kind.capability(arch)
+    assert made.kernels
+    for kernel in made.kernels:
+        assert kernel.stack == 0 and kernel.spills == 0, kernel
+        assert kernel.shared <= limits.shared_bytes, kernel
+        assert kernel.bare_barriers == 0, kernel
+        assert 0 < kernel.registers <= limits.registers, kernel

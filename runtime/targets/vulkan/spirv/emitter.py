@@ -35,7 +35,7 @@ class Emitter:
         self.buffers: dict[Any, Buffer] = {}
         self.parameters: dict[Any, Parameter] = {}
         self.fragments: dict[Any, Fragment] = {}
-        self.local_size = 0
+        self.local_size = 1
         self.subgroup = False
 
     def value(self, node: Any) -> Lanes:
@@ -91,8 +91,11 @@ class Emitter:
     def bind(self, variable: Any, value: Any) -> None:
         """`variable` stands for the value of an expression from here on."""
         self.values[key(variable)] = self.value(value)
-        if type_of(value)[0].is_int:
-            self.analyzer.bind(variable, value, allow_override=True)
+        scalar, lanes = type_of(value)
+        if scalar.is_int and lanes == 1:
+            # Not `bind`, which simplifies the value: 10 ms for the bits of an elementary function.
+            for known in (self.analyzer.const_int_bound(value), self.analyzer.modular_set(value)):
+                self.analyzer.update(variable, known, override=True)
 
     def low32(self, index: Any) -> int:
         """An integer expression modulo 2**32."""

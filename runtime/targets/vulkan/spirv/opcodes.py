@@ -11,7 +11,6 @@ VERSION_1_5 = 0x00010500
 class Op(IntEnum):
     """Instructions."""
 
-    Name = 5
     Extension = 10
     ExtInstImport = 11
     ExtInst = 12
@@ -51,7 +50,6 @@ class Op(IntEnum):
     SConvert = 114
     FConvert = 115
     Bitcast = 124
-    SNegate = 126
     FNegate = 127
     IAdd = 128
     FAdd = 129

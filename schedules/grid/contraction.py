@@ -3,30 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from ..capability import Capability
 from ..emit import Emitter
 from ..group import Group
 from ..nest import static
-from ..roles import NEEDS, roles
-from ..rule import Config, Rejection
+from ..roles import NEEDS, Roles, roles
+from ..rule import Rejection
+from .contraction_config import ContractionConfig, configurations, default, rejection, variants
 from .contraction_plain import Plain
 from .contraction_view import View
+from .matrix import Matrix
 from .nest import GridNest
 
 Tir = Any
 _BAND = 8  # rows of tiles that blocks side by side share: what they read stays in the cache
-
-
-@dataclass(frozen=True)
-class ContractionConfig(Config):
-    """A block computes `tile` = (m, n) sums, `depth` of k at a time, a thread `share` of them."""
-
-    tile: tuple[int, int] = (64, 64)
-    depth: int = 16
-    share: tuple[int, int] = (4, 4)
 
 
 class Contraction:
@@ -38,22 +30,42 @@ class Contraction:
         return Rejection(NEEDS) if roles(group) is None else None
 
     def default(self, group: Group, caps: Capability) -> ContractionConfig:
-        return ContractionConfig()
+        return default(_roles(group), caps)
 
     def space(self, group: Group, caps: Capability) -> Iterator[ContractionConfig]:
-        yield self.default(group, caps)
+        found = _roles(group)
+        candidates = [default(found, caps), *configurations(found, caps)]
+        all_of_them = (v for c in candidates for v in variants(c, caps))
+        yield from dict.fromkeys(c for c in all_of_them if rejection(c, caps) is None)
 
     def lower(
         self, emitter: Emitter, group: Group, caps: Capability, config: ContractionConfig
     ) -> Any:
         nest = GridNest(emitter, caps)
-        view = View(nest, group)
-        body = Plain(view, (*config.tile, config.depth), config.share)
-        tiles(view, config.tile, body)
+        multiply(nest, group, config)
         return nest.finish()
 
 
-def tiles(view: View, tile: tuple[int, int], body: Any) -> None:
+def _roles(group: Group) -> Roles:
+    found = roles(group)
+    assert found is not None, "the rule matched"
+    return found
+
+
+def multiply(nest: GridNest, group: Group, config: ContractionConfig) -> None:
+    """A launch that computes the contraction of a group, and its epilogue."""
+    view = View(nest, group)
+    tile = (*config.tile, config.depth)
+    unit = next((u for u in nest.caps.matrix if u.intrinsic == config.unit), None)
+    body: Plain | Matrix
+    if unit is not None:
+        body = Matrix(view, unit, tile, config.share, config.stages)
+    else:
+        body = Plain(view, tile, config.share)
+    tiles(view, config.tile, body)
+
+
+def tiles(view: View, tile: tuple[int, int], body: Plain | Matrix) -> None:
     """A launch of one block for each tile of the result, `body` what it does."""
     nest = view.nest
     down = nest.ceil_div(view.size(view.m), tile[0])

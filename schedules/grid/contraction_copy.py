@@ -27,7 +27,6 @@ class Room:
 
     buffer: Tir
     first: int
-    stride: int
     size: int
 
 

@@ -17,16 +17,16 @@ Tir = Any
 class Finish:
     """Sums leave the registers a part of the tile at a time, so that threads write side by side.
 
-    A tile of `tile` rows and columns has parts of `part`. Each lies in `shared`, at rows of
-    `stride` elements, while all threads run the epilogue over it.
+    A tile of `tile` rows and columns has parts of `part`. Each lies in shared memory, `pad` more
+    columns wide, while all threads run the epilogue over it.
     """
 
     def __init__(self, view: View, tile: tuple[int, int], part: tuple[int, int],
-                 threads: int) -> None:  # fmt: skip
+                 threads: int, pad: int = 4) -> None:  # fmt: skip
         self.view, self.nest = view, view.nest
         self.part, self.threads = part, threads
         self.steps = (tile[0] // part[0], tile[1] // part[1])
-        self.stride = part[1] + 4
+        self.stride = part[1] + pad
         self.size = part[0] * self.stride
         out = view.out
         nodes = [] if out is view.head else [out.expr]

@@ -6,6 +6,7 @@ from typing import Any
 
 from .contraction_copy import Factor, Room
 from .contraction_finish import Finish
+from .contraction_pipeline import through_registers
 from .contraction_view import View
 
 Tir = Any
@@ -33,20 +34,25 @@ class Plain:
         self.finish = Finish(view, (rows, columns), part, self.threads)
         self.elements = max(_STAGES * (self.a.size + self.b.size), self.finish.size)
 
+    @property
+    def shared_bytes(self) -> int:
+        return self.elements * self.a.bytes
+
     def lower(self, first: tuple[Tir, Tir]) -> None:
         """The statements of a block for the tile whose first row and column are `first`."""
         nest = self.nest
         shared = nest.shared("tiles", [nest.number(self.elements)], self.view.dtype)
-        self.rooms = (Room(shared, 0, self.a.stride, self.a.size),
-                      Room(shared, _STAGES * self.a.size, self.b.stride, self.b.size))  # fmt: skip
+        self.rooms = (
+            Room(shared, 0, self.a.size),
+            Room(shared, _STAGES * self.a.size, self.b.size),
+        )
         y = nest.bind("y", nest.thread // nest.number(self.across))
         x = nest.bind("x", nest.thread % nest.number(self.across))
         self.corner = (y * nest.number(self.run[0]), x * nest.number(self.run[1]))
         self._clear()
         for factor, start in zip((self.a, self.b), first, strict=True):
             factor.begin(start)
-            factor.hold()
-        pipeline(self.view, self.tile[2], (self.a, self.b), self.rooms, self._multiply)
+        through_registers(self.view, self.tile[2], (self.a, self.b), self.rooms, self._multiply)
         self.finish.run(shared, first, lambda i, _: self._put(shared, i))
 
     def _clear(self) -> None:
@@ -90,35 +96,3 @@ class Plain:
                 held = (part * down + i) * columns + chunk * across
                 with self.view.lanes(across) as lane:
                     nest.store(shared, [at + lane], self.sums[nest.number(held) + lane])
-
-
-def pipeline(view: View, depth: int, factors: tuple[Factor, Factor], rooms: tuple[Room, Room],
-             multiply: Any) -> None:  # fmt: skip
-    """For each tile of k: the next one on its way to registers while this one is multiplied."""
-    from tvm import tirx
-
-    nest = view.nest
-    tiles = nest.ceil_div(view.size(view.k), depth)
-    if getattr(tiles, "value", None) == 0:
-        return
-    zero, one, two = nest.number(0), nest.number(1), nest.number(_STAGES)
-
-    def fetch(index: Tir) -> None:
-        for factor in factors:
-            factor.fetch(index * nest.number(depth))
-
-    def put(stage: Tir) -> None:
-        for factor, room in zip(factors, rooms, strict=True):
-            factor.put(stage, room)
-
-    fetch(zero)
-    put(zero)
-    nest.barrier()
-    with nest.loop("tile", tiles) as tile:
-        following = tile + one < tiles
-        with nest.when(following):
-            fetch(tile + one)
-        multiply(tirx.truncmod(tile, two))
-        with nest.when(following):
-            put(tirx.truncmod(tile + one, two))
-        nest.barrier()

@@ -1,0 +1,73 @@
+"""Loops over the tiles of k: the next tiles are on their way while one is multiplied."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..nest import static
+from .contraction_copy import Factor, Room
+from .contraction_view import View
+from .intrinsics import call
+
+Tir = Any
+Factors = tuple[Factor, Factor]
+Rooms = tuple[Room, ...]
+
+
+def through_registers(view: View, depth: int, factors: Factors, rooms: Rooms,
+                      multiply: Callable[[Tir], None]) -> None:  # fmt: skip
+    """Two places in shared memory: loads of a tile end when the one before is multiplied."""
+    from tvm import tirx
+
+    nest, tiles = view.nest, view.nest.ceil_div(view.size(view.k), depth)
+    if static(tiles) == 0:
+        return
+    one, two = nest.number(1), nest.number(2)
+    for factor in factors:
+        factor.hold()
+
+    def fetch(index: Tir) -> None:
+        for factor in factors:
+            factor.fetch(index * nest.number(depth))
+
+    def put(index: Tir) -> None:
+        for factor, room in zip(factors, rooms, strict=True):
+            factor.put(tirx.truncmod(index, two), room)
+
+    fetch(nest.number(0))
+    put(nest.number(0))
+    nest.barrier()
+    with nest.loop("tile", tiles) as tile:
+        following = tile + one < tiles
+        with nest.when(following):
+            fetch(tile + one)
+        multiply(tirx.truncmod(tile, two))
+        with nest.when(following):
+            put(tile + one)
+        nest.barrier()
+
+
+def through_memory(view: View, depth: int, factors: Factors, rooms: Rooms, stages: int,
+                   multiply: Callable[[Tir], None]) -> None:  # fmt: skip
+    """`stages` places in shared memory, all but one of them with copies under way."""
+    from tvm import tirx
+
+    nest, tiles = view.nest, view.nest.ceil_div(view.size(view.k), depth)
+    if static(tiles) == 0:
+        return
+    ahead, places = nest.number(stages - 1), nest.number(stages)
+
+    def send(index: Tir) -> None:
+        with nest.when(index < tiles):
+            for factor, room in zip(factors, rooms, strict=True):
+                factor.send(index * nest.number(depth), tirx.truncmod(index, places), room)
+        call(nest, "rudnn_copy_async_commit")  # an empty group keeps the count at the end
+
+    for early in range(stages - 1):
+        send(nest.number(early))
+    with nest.loop("tile", tiles) as tile:
+        call(nest, f"rudnn_copy_async_wait_{stages - 2}")
+        nest.barrier()  # everybody's copies have arrived, and the oldest place is read no more
+        send(tile + ahead)
+        multiply(tirx.truncmod(tile, places))

@@ -33,11 +33,28 @@ class Vectors:
         self.nest, self.axis, self.alias = nest, axis, alias or {}
         wide = nest.emitter.wide
         sole = sole_reads(nodes, self.alias)
-        self.reads = [r for r in sole if self.along(r) and wide(r.tensor)]
+        along = [r for r in sole if self.along(r)]
+        self.reads = [r for r in along if wide(r.tensor)]
         self.results = [s for s in results if self._is_axis(s.axes[-1]) and wide(s)]
+        ranks: dict[Tensor, int] = {}
+        ranks.update((r.tensor, len(free_axes(r))) for r in along)
+        ranks.update((s, len(s.axes)) for s in results)
+        self.lanes = self._lanes(ranks)
+        if self.lanes == 1:
+            self.narrow()
+
+    def _lanes(self, ranks: Mapping[Tensor, int]) -> int:
+        """As many as fill 16 bytes, if that serves at least half of the largest tensors."""
         moved: list[Tensor] = [*(r.tensor for r in self.reads), *self.results]
-        least = min((t.dtype.bytes for t in moved), default=WIDE_BYTES)
-        self.lanes = min(MOST_LANES, WIDE_BYTES // least)
+        most = max(ranks.values(), default=0)
+        large = [t in moved for t, rank in ranks.items() if rank == most]
+        if not moved or 2 * sum(large) < len(large):
+            return 1
+        return min(MOST_LANES, WIDE_BYTES // min(t.dtype.bytes for t in moved))
+
+    def narrow(self) -> None:
+        """One element at a time."""
+        self.lanes, self.reads, self.results = 1, [], []
 
     def _is_axis(self, index: Expr) -> bool:
         return isinstance(index, Axis) and self.alias.get(index, index) is self.axis
@@ -98,27 +115,27 @@ class Vectors:
 
     def fetch(self, read: Read, held: Tir, at: int, start: Tir, env: Mapping[Axis, Tir]) -> None:
         """`lanes` elements of a wide read, from `start` on, into registers from `at` on."""
-        here = {**env, read.index[-1]: start}
+        last = read.index[-1]
+        assert isinstance(last, Axis)
+        here: dict[Axis, Tir] = {**env, last: start}
         index = self.nest.emitter.lowering.places(read, here)[:-1]
         source = self.nest.sources[id(read.tensor)]
         for near, far in self._moves(at, start, read.tensor.dtype.bytes):
-            with self.nest.loop("lane", self.nest.number(far[1]), "vector") as lane:
-                self.nest.store(held, [near + lane], source[(*index, far[0] + lane)])
+            self.nest.store(held, [near], source[(*index, far)])
 
     def flush(self, stage: Stage, held: Tir, at: int, start: Tir, env: Mapping[Axis, Tir]) -> None:
         """`lanes` elements of a wide result, from registers from `at` on."""
         index = [env[a] for a in stage.axes[:-1]]
         target = self.nest.targets[id(stage)]
         for near, far in self._moves(at, start, stage.dtype.bytes):
-            with self.nest.loop("lane", self.nest.number(far[1]), "vector") as lane:
-                self.nest.store(target, [*index, far[0] + lane], held[near + lane])
+            self.nest.store(target, [*index, far], held[near])
 
-    def _moves(self, at: int, start: Tir, size: int) -> Iterator[tuple[Tir, tuple[Tir, int]]]:
-        """16 bytes at a time: (index of registers, (index of memory, elements))."""
-        step = min(self.lanes, WIDE_BYTES // size)
+    def _moves(self, at: int, start: Tir, size: int) -> Iterator[tuple[Tir, Tir]]:
+        """Indices of registers and of memory, in vector loops of up to 16 bytes."""
+        nest, step = self.nest, min(self.lanes, WIDE_BYTES // size)
         for first in range(0, self.lanes, step):
-            offset = self.nest.number(first)
-            yield self.nest.number(at + first), (start + offset, step)
+            with nest.loop("lane", nest.number(step), "vector") as lane:
+                yield nest.number(at + first) + lane, start + nest.number(first) + lane
 
     def _write(self, stage: Stage, here: Tir, env: Mapping[Axis, Tir], value: Tir) -> None:
         index = [here if self._is_axis(a) else env[a] for a in stage.axes]

@@ -1,0 +1,51 @@
+"""Any other reductions and pointwise stages: each a launch of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ...dsl import forms
+from ..capability import Capability
+from ..emit import Emitter
+from ..group import Group, is_map
+from ..rule import Config, Rejection, check
+from .columns import ColumnsConfig, kept_axis, reduce_columns
+from .nest import GridNest
+from .pointwise import PointwiseConfig, map_stage
+from .rows import RowsConfig, reduce_rows
+
+
+class Fallback:
+    """`stage; stage; …` → a launch each, what lies between them in the workspace."""
+
+    name = "fallback"
+
+    def match(self, group: Group, caps: Capability) -> Rejection | None:
+        return check(
+            all(is_map(s) or isinstance(s.expr, forms.Reduce) for s in group.stages),
+            "needs reductions and pointwise stages only",
+        )
+
+    def default(self, group: Group, caps: Capability) -> Config:
+        return Config()
+
+    def space(self, group: Group, caps: Capability) -> Iterator[Config]:
+        yield self.default(group, caps)
+
+    def lower(self, emitter: Emitter, group: Group, caps: Capability, config: Config) -> Any:
+        nest = GridNest(emitter, caps)
+        threads = min(256, caps.max_threads)
+        for stage in group.stages:
+            if stage not in group.outputs:
+                nest.keep(stage)
+            else:
+                nest.sources[id(stage)] = nest.targets[id(stage)]
+                nest.reader(stage, nest.targets[id(stage)])
+            if is_map(stage):
+                map_stage(nest, stage, PointwiseConfig(threads))
+            elif kept_axis(stage) is not None:
+                reduce_columns(nest, stage, ColumnsConfig(threads))
+            else:
+                reduce_rows(nest, [stage], [stage], stage.axes, RowsConfig())
+        return nest.finish()

@@ -26,7 +26,7 @@ from rudnn.runtime.targets.cuda import driver, libcuda, target, toolkit
 
 STUBS = Path(__file__).parent / "stubs"
 _KERNEL = re.compile(r"__global__ void (?:__launch_bounds__\(\d+\) )?(\w+)\(")
-_FLAGS = ("-std=c++17", "-O1", "-w", "-fPIC", "-shared", "-fno-strict-aliasing")
+_FLAGS = ("-std=c++17", "-O1", "-w", "-fPIC", "-fno-strict-aliasing")
 
 
 def _built(name: str, inputs: Iterable[bytes], command: Sequence[str]) -> Path:
@@ -60,8 +60,19 @@ def emulated(source: str) -> bytes:
     assert kernels, source
     entries = "\n".join(f"RUDNN_KERNEL({name})" for name in kernels)
     unit = f'// {_shim_version()}\n#include "shim.h"\n{source}\n{entries}\n'
-    command = ("g++", *_FLAGS, f"-I{STUBS / 'cuda'}", "-o", "{out}", "-xc++", "-")
+    command = ("g++", *_FLAGS, "-shared", f"-I{STUBS / 'cuda'}", "-o", "{out}", str(_fibers()),
+               "-xc++", "-")  # fmt: skip
     return _built("kernel.so", [unit.encode()], command).read_bytes()
+
+
+@lru_cache(maxsize=1)
+def _fibers() -> Path:
+    """What all emulated kernels share, as an object file."""
+    source = f'// {_shim_version()}\n#include "fibers.cc"\n'
+    # Not -I: the headers of C++ that kernels find there are empty.
+    command = ("g++", *_FLAGS, "-O2", "-iquote", str(STUBS / "cuda"), "-c", "-o", "{out}",
+               "-xc++", "-")  # fmt: skip
+    return _built("fibers.o", [source.encode()], command)
 
 
 def run(module: bytes, kernel: str, parameters: bytes, grid: int, block: int) -> str:

@@ -1,1 +1,1 @@
-/* Generated sources include it and need nothing of it. */
+/* Generated sources include it; what they use of it is in shim.h. */

@@ -1,1 +1,1 @@
-/* Infinities and NaN are in shim.h. */
+/* Generated sources include it; what they use of it is in shim.h. */

@@ -78,7 +78,7 @@ class Loaded:
         pairs = zip(plan.launches, built, strict=True)
         self.steps = [Step(launch, plan, pipeline) for launch, pipeline in pairs]
         self.dims = [identifier(s.name) for s in plan.slots if s.kind == "dim"]
-        self.unpack = struct.Struct(f"<{len(plan.slots)}q").unpack
+        self.packed = struct.Struct(f"<{len(plan.slots)}q")
         self._sized: dict[tuple[int, ...], list[_Sized]] = {}
         self._calls: dict[Stream, Call] = {}
 
@@ -145,8 +145,9 @@ class Call:
         self._from = ffi.from_buffer
 
     def __call__(self, packed: bytes, _threads: int) -> int:
-        values = self.loaded.unpack(packed)
         stream, loaded = self.stream, self.loaded
+        # without a value for the workspace where these dims need none
+        values = loaded.packed.unpack(packed.ljust(loaded.packed.size, b"\0"))
         try:
             launches = loaded.sized(values[: self.dims])
             if not launches:
@@ -161,7 +162,10 @@ class Call:
     def _start(self, launches: list[_Sized], values: tuple[int, ...]) -> None:
         stream, space = self.stream, self.stream.gpu.space
         with space.lock:
-            held = [[space.find(values[p.slot]) for p in sized.step.pointers] for sized in launches]
+            held = [
+                [space.find_argument(values[p.slot]) for p in sized.step.pointers]
+                for sized in launches
+            ]
         bound = [self._bound(s, a, values) for s, a in zip(launches, held, strict=True)]
         buffer = stream.begin()
         for sized, (places, block) in zip(launches, bound, strict=True):
@@ -179,7 +183,7 @@ class Call:
         places: list[tuple[Any, int, int]] = []
         starts: list[int] = []
         for pointer, offset, found in zip(sized.step.pointers, sized.offsets, held, strict=True):
-            past = values[pointer.slot] - found.address + offset
+            past = values[pointer.slot] - found.address + offset if found.nbytes else 0
             room = -(-found.nbytes // 4) * 4 or 4
             if pointer.itemsize:
                 start, rest = divmod(past, pointer.itemsize)

@@ -228,6 +228,7 @@ class Space:
         self._starts: list[int] = []  # of what is allocated, sorted
         self._by_start: dict[int, Allocation] = {}
         self._tensors = 0
+        self._nothing: Allocation | None = None
 
     def allocate(self, nbytes: int, tensor: bool = True, staging: bool = False) -> Allocation:
         """`nbytes` of memory, at least ALIGNMENT. Raises OutOfMemoryError.
@@ -263,6 +264,19 @@ class Space:
             if found is None or address > found.address + found.nbytes:
                 raise DeviceError(f"{self.gpu} has no tensor at address {address:#x}")
         return found
+
+    def find_argument(self, address: int) -> Allocation:
+        """As `find` for a kernel's argument; call it with the lock held.
+
+        A tensor without elements has no memory here, and so an address of the host's, or 0. It is
+        bound to a few bytes that nothing else uses.
+        """
+        found = self._by_start.get(address)
+        if found is not None or _FIRST <= address < self._next:
+            return found or self.find(address)
+        if self._nothing is None:
+            self._nothing = self.allocate(0, tensor=False)
+        return self._nothing
 
     def tensor_bytes(self) -> int:
         """Bytes of live tensors."""

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rudnn.dsl import In, Out, axes, op, sum
 from rudnn.dsl.dtypes import f16, f32
 from rudnn.ops.pointwise import gelu, mul
 from rudnn.runtime.export import export_operator, sample
@@ -58,6 +59,29 @@ def test_the_host_agrees_with_the_oracle(tmp_path: Path, dtype: Any, tolerance: 
         x = sample(count, 1, dtype).astype(np.float64)
         want = np.array([0.5 * v * (1 + math.erf(v / 2**0.5)) for v in x])
         assert got.shape == want.shape and np.allclose(got, want, tolerance, tolerance)
+
+
+@op(out=Out("*rows", "H"), example={"rows": (8,), "H": 16})
+def shares(x: Any = In("*rows", "H")) -> Any:
+    """x / Σ x² over the rows: the sums are in the workspace."""
+    r, h = axes("*rows", "H")
+    s = axes("*rows")
+    return x[r, h] / (1.0 + sum(x[s, h] * x[s, h], over=s))
+
+
+@needs_host
+def test_kernels_share_a_workspace_that_the_device_lends(tmp_path: Path) -> None:
+    manifest = export_operator(
+        shares, target="vulkan", folder=tmp_path, name="shares", dims={"H": "dynamic"}
+    )
+    assert len(manifest["launches"]) > 1
+    build(tmp_path, manifest)
+    (tmp_path / "out").mkdir()
+    for rows, h in ((3, 5), (40, 17)):
+        run(tmp_path, "shares", f"rows={rows}", f"H={h}", "--out", "out")
+        x = sample(rows * h, 1, f32).reshape(rows, h).astype(np.float64)
+        got = np.fromfile(tmp_path / "out" / "out.bin", np.float32).reshape(rows, h)
+        assert np.allclose(got, x / (1 + (x * x).sum(0)), 1e-5, 1e-6)
 
 
 @needs_host

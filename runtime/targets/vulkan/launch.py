@@ -146,12 +146,12 @@ class Call:
 
     def __call__(self, packed: bytes, _threads: int) -> int:
         stream, loaded = self.stream, self.loaded
+        stream.gpu.require()  # before any lock, which a fork may have left taken
         # without a value for the workspace where these dims need none
         values = loaded.packed.unpack(packed.ljust(loaded.packed.size, b"\0"))
         try:
             launches = loaded.sized(values[: self.dims])
             if not launches:
-                stream.gpu.require()
                 return 0
             with stream.lock:
                 self._start(launches, values)

@@ -279,7 +279,9 @@ class Space:
         return self._nothing
 
     def tensor_bytes(self) -> int:
-        """Bytes of live tensors."""
+        """Bytes of live tensors, as last known where the device is lost."""
+        if self.gpu.fault is not None:
+            return self._tensors
         with self.lock:
             self.collect()
             return self._tensors

@@ -7,7 +7,7 @@ them and the conversion of NaN is ours.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .dtypes import DType, bf16, bool_, f32
@@ -175,7 +175,7 @@ class Lowering:
         if isinstance(node, Cast):
             return convert(go(node.a), node.a.dtype, node.dtype)
         if isinstance(node, Unary):
-            return self._unary(node, go(node.a))
+            return _negation(node.a, go) if node.op == "not" else self._unary(node, go(node.a))
         if isinstance(node, Binary):
             return _binary(node, go(node.a), go(node.b))
         if isinstance(node, Select):
@@ -221,7 +221,7 @@ class Lowering:
 
         simple = {
             "neg": lambda x: -x, "abs": tirx.abs, "floor": tirx.floor, "isnan": tirx.isnan,
-            "sqrt": tirx.sqrt, "not": tirx.Not,
+            "sqrt": tirx.sqrt,
             "rsqrt": lambda x: tirx.const(1.0, "float32") / tirx.sqrt(x),
             "finite": lambda x: tirx.abs(x) <= tirx.const(3.4028234663852886e38, "float32"),
         }  # fmt: skip
@@ -229,6 +229,28 @@ class Lowering:
         if fn is None:
             raise CompileError(f"needs an elementary function, got {node.op}")
         return fn(a)
+
+
+_OPPOSITE = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt"}
+
+
+def _negation(node: Expr, go: Callable[[Expr], Tir]) -> Tir:
+    """Not `node`.
+
+    TVM turns the negation of a < b into b <= a, also for floats, where neither may hold.
+    """
+    from tvm import tirx
+
+    if isinstance(node, Unary) and node.op == "not":
+        return go(node.a)
+    if isinstance(node, Binary) and node.op in ("and", "or"):
+        join = tirx.any if node.op == "and" else tirx.all
+        return join(_negation(node.a, go), _negation(node.b, go))
+    if isinstance(node, Binary) and node.op in _OPPOSITE and node.a.dtype.is_float:
+        a, b = go(node.a), go(node.b)
+        opposite = _binary(replace(node, op=_OPPOSITE[node.op]), a, b)
+        return tirx.any(tirx.isnan(a), tirx.isnan(b), opposite)
+    return tirx.Not(go(node))
 
 
 def constant(value: float | int | bool, dtype: DType) -> Tir:

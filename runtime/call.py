@@ -159,7 +159,7 @@ def _sorts(settings: tuple[Any, ...]) -> tuple[Any, ...]:
 def _start(plan: CallPlan, addresses: list[int]) -> None:
     """Launch on the given addresses. Raises LaunchError."""
     packed = plan.head + plan.pack(*addresses) + plan.tail
-    if plan.workspace:
+    if plan.workspace is not None:
         packed += plan.scratch(plan.workspace).to_bytes(8, "little")
     status = plan.launch(packed, plan.threads)  # type: ignore[misc]
     if status != 0:

@@ -37,7 +37,8 @@ class CallPlan:
 
     `head` and `tail` are the packed arguments before and after the pointers of `inputs` (positions
     among the array arguments) and of the results; `results` are (name, shape, native dtype).
-    `launch` is None where there is nothing to compute. `scratch` gives the address of a workspace
+    `launch` is None where there is nothing to compute. `workspace` are its bytes, None where the
+    kernel takes none. `scratch` gives the address of a workspace
     of that many bytes; `last_error` tells why a launch failed.
     """
 
@@ -49,7 +50,7 @@ class CallPlan:
     inputs: tuple[int, ...]
     kind: Kind
     results: tuple[tuple[str, tuple[int, ...], Any], ...]
-    workspace: int
+    workspace: int | None
     threads: int
     index_checks: tuple[tuple[int, str, int], ...]
     scratch: Callable[[int], int] = int
@@ -84,8 +85,10 @@ def make_plan(declaration: Declaration, args: Arguments) -> CallPlan:
     wide = frozenset[str]() if device.driver.host else bound.wide  # of no use to the CPU
     ready = executable(bound.graph, Layouts(bound.unit, wide), device)
     head, tail = pack(ready.plan, bound, numbers)
-    workspace = int(compiled(ready.plan.workspace)(sizes))
-    check_budget(workspace, budget(), declaration.name)
+    workspace: int | None = None
+    if any(slot.kind == "workspace" for slot in ready.plan.slots):
+        workspace = int(compiled(ready.plan.workspace)(sizes))
+        check_budget(workspace, budget(), declaration.name)
     threads = 1 if compiled(ready.plan.work)(sizes) < SMALL_WORK else 0
     pointers = struct.Struct(f"<{len(names) + len(results)}q")
     return CallPlan(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import rudnn  # noqa: F401  makes declarations callable
-from rudnn.dsl import In, Out, axes, axis, bool_, f32, log_sum_exp, op, softmax_sum, tensor
+from rudnn.dsl import In, Out, axes, axis, bool_, f32, log_sum_exp, op, softmax_sum, tensor, where
 from rudnn.dsl import max as greatest
 from rudnn.dsl import min as least
 from rudnn.dsl import sum as total
@@ -19,7 +19,7 @@ from rudnn.dsl.errors import DeclarationError
 from rudnn.dsl.expr import Form
 from rudnn.dsl.forms import argmax
 from rudnn.dsl.graph import Graph, Names
-from rudnn.runtime.compiler import schedule
+from rudnn.runtime.compiler import Layouts, schedule
 from rudnn.schedules.cpu.softmax_block import sums_tile
 from rudnn.schedules.emit import Emitter
 from rudnn.schedules.group import Group
@@ -163,7 +163,7 @@ def column_sums(x: Any = In("R", "H", "L")) -> Any:
 
 
 def test_partial_sums_of_columns_are_part_of_the_planned_workspace() -> None:
-    program = schedule(_graph(column_sums), frozenset({"x", "out"}), "llvm")
+    program = schedule(_graph(column_sums), Layouts(frozenset({"x", "out"})), "llvm")
     (kernel,) = program.kernels
     assert kernel.rule == "columns"
     assert [s.name for s, _ in program.workspace.offsets] == [s.name for s in kernel.scratch] != []
@@ -260,3 +260,18 @@ def test_expressions_without_a_meaning_are_refused_by_name(expression) -> None:
 
     with pytest.raises(DeclarationError, match="needs"):
         senseless.trace(Spec((("x", f32),)))
+
+
+@op(out=Out("N"), example={"N": 40})
+def not_less(x: Any = In("N"), y: Any = In("N")) -> Any:
+    """1 where x is not less than y, which holds for NaN too; 2 more where not (x < y and x ≤ y)."""
+    n = axes("N")
+    less, most = x[n] < y[n], x[n] <= y[n]
+    return where(~less, f32(1.0), f32(0.0)) + where(~(less & most), f32(2.0), f32(0.0))
+
+
+def test_the_negation_of_a_comparison_holds_for_nan() -> None:
+    x = np.array([0, 1, 2, np.nan, 1, np.nan, -np.inf, 0] * 5, np.float32)
+    y = np.array([1, 1, 1, 1, np.nan, np.nan, np.inf, -0.0] * 5, np.float32)
+    want = np.where(~(x < y), 3.0, 0.0)
+    np.testing.assert_array_equal(not_less(x, y), want)

@@ -29,7 +29,7 @@ _KERNEL = re.compile(r"__global__ void (?:__launch_bounds__\(\d+\) )?(\w+)\(")
 _FLAGS = ("-std=c++17", "-O1", "-w", "-fPIC", "-fno-strict-aliasing")
 
 
-def _built(name: str, inputs: Iterable[bytes], command: Sequence[str]) -> Path:
+def built(name: str, inputs: Iterable[bytes], command: Sequence[str]) -> Path:
     """The file `{out}` that a command makes of `inputs`: from the compile cache, if it is there."""
     digest = hashlib.sha256(" ".join(command).encode())
     for content in inputs:
@@ -51,7 +51,7 @@ def stub_library() -> Path:
     """The stub of libcuda.so.1."""
     source = (STUBS / "libcuda_stub.c").read_bytes()
     command = ("cc", "-std=gnu11", "-O1", "-shared", "-fPIC", "-o", "{out}", "-xc", "-", "-ldl")
-    return _built("libcuda_stub.so", [source], command)
+    return built("libcuda_stub.so", [source], command)
 
 
 def emulated(source: str) -> bytes:
@@ -62,7 +62,7 @@ def emulated(source: str) -> bytes:
     unit = f'// {_shim_version()}\n#include "shim.h"\n{source}\n{entries}\n'
     command = ("g++", *_FLAGS, "-shared", f"-I{STUBS / 'cuda'}", "-o", "{out}", str(_fibers()),
                "-xc++", "-")  # fmt: skip
-    return _built("kernel.so", [unit.encode()], command).read_bytes()
+    return built("kernel.so", [unit.encode()], command).read_bytes()
 
 
 @lru_cache(maxsize=1)
@@ -72,7 +72,7 @@ def _fibers() -> Path:
     # Not -I: the headers of C++ that kernels find there are empty.
     command = ("g++", *_FLAGS, "-O2", "-iquote", str(STUBS / "cuda"), "-c", "-o", "{out}",
                "-xc++", "-")  # fmt: skip
-    return _built("fibers.o", [source.encode()], command)
+    return built("fibers.o", [source.encode()], command)
 
 
 def run(module: bytes, kernel: str, parameters: bytes, grid: int, block: int) -> str:
@@ -107,8 +107,10 @@ def emulated_cuda() -> Iterator[Stub]:
 class Stub:
     """The stub's own functions: its log of calls, and faults to come."""
 
+    library = staticmethod(stub_library)
+
     def __init__(self) -> None:
-        self._c: Any = ctypes.CDLL(str(stub_library()))
+        self._c: Any = ctypes.CDLL(str(self.library()))
         self._c.stub_log.restype = ctypes.c_char_p
         self._c.stub_used.restype = ctypes.c_size_t
         self._c.stub_memory.argtypes = [ctypes.c_size_t]

@@ -7,15 +7,21 @@ optimised IR, argument packing, launches, memory.
 
 from __future__ import annotations
 
-import ctypes
+import hashlib
 import json
 import re
+import subprocess
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
-from cuda_emulator import STUBS, Stub, _built
+import pytest
+from cuda_emulator import STUBS, Stub, built
+
+from rudnn.runtime import device
+from rudnn.runtime.targets.rocm import capability, compile, driver, hip, target
 
 NATIVE = Path(__file__).parent / "native"
 
@@ -79,15 +85,18 @@ def emulated(ir: str, wave: int) -> bytes:
         source.write_text(translated(ir, wave))
         module = tvm.get_global_func("ffi.Module.load_from_file.ll")(str(source), "ll")
         module.write_to_file(str(made), "o")
-        command = ("cc", "-shared", "-Wl,-Bsymbolic", "-o", "{out}", str(made), _emulator(), "-lm")
-        return _built("kernel.so", [], command).read_bytes()
+        result = Path(folder, "kernel.so")
+        command = ("cc", "-shared", "-Wl,-Bsymbolic", "-o", result, made, _emulator(), "-lm")
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return result.read_bytes()
 
 
 @lru_cache(maxsize=1)
 def _emulator() -> str:
     source = (NATIVE / "amdgpu_emulator.c").read_bytes()
     command = ("cc", "-O2", "-fPIC", "-c", "-o", "{out}", "-xc", "-")
-    return str(_built("emulator.o", [source], command))
+    return str(built("emulator.o", [source], command))
 
 
 def translated(ir: str, wave: int) -> str:
@@ -203,14 +212,31 @@ def stub_library() -> Path:
     inputs = [(STUBS / name).read_bytes() for name in ("libhip_stub.c", "libcuda_stub.c")]
     command = ("cc", "-std=gnu11", "-O1", "-shared", "-fPIC", "-o", "{out}",
                str(STUBS / "libhip_stub.c"), "-ldl")  # fmt: skip
-    return _built("libhip_stub.so", inputs, command)
+    return built("libhip_stub.so", inputs, command)
+
+
+@lru_cache(maxsize=1)
+def _version() -> str:
+    sources = (Path(__file__), NATIVE / "amdgpu_emulator.c")
+    return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
+
+
+@contextmanager
+def emulated_rocm(arch: str) -> Iterator[HipStub]:
+    """The device `rocm:0`, an `arch` whose kernels run on the CPU."""
+    wave = capability.record(arch).wave
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(hip.LIBRARY, str(stub_library()))
+        patch.setenv("STUB_ARCH", arch)
+        patch.setattr(compile.Code, "link", lambda code: emulated(code.ir, wave))
+        patch.setattr(target.Rocm, "identity", lambda *_: f"{arch} emulated {_version()}")
+        patch.setattr(driver, "driver", lru_cache(driver.HipDriver))
+        patch.setattr(device, "_INTERNED", {})
+        patch.setattr(device, "_DEFAULTS", {})
+        yield HipStub()
 
 
 class HipStub(Stub):
     """The stub's own functions: its log of calls, and faults to come."""
 
-    def __init__(self) -> None:
-        self._c: Any = ctypes.CDLL(str(stub_library()))
-        self._c.stub_log.restype = ctypes.c_char_p
-        self._c.stub_used.restype = ctypes.c_size_t
-        self._c.stub_memory.argtypes = [ctypes.c_size_t]
+    library = staticmethod(stub_library)

@@ -31,6 +31,8 @@ def lower(function: Any, wave: int, externs: Iterable[str]) -> Any:
 
     calls = _Calls(_Facts.of(function), wave, frozenset(externs))
     body = tvm_ffi.structural_map(function.body, (Call, calls.lower))
+    if calls.problem:
+        raise CompileError(calls.problem)
     return tirx.PrimFunc(function.params, body, function.ret_type, function.attrs)
 
 
@@ -77,62 +79,66 @@ class _Calls:
     facts: _Facts
     wave: int
     externs: frozenset[str]
+    problem: str = ""  # the first call that is refused: an error would lose its type on the way out
+
+    def refuse(self, needs: str, call: Any) -> Any:
+        self.problem = self.problem or f"needs {needs}"
+        return call
 
     def lower(self, call: Any) -> Any:
         name = str(getattr(call.op, "name", call.op)).split(".")[-1]
         if name == "tvm_storage_sync":
-            return self.barrier(str(call.args[0].value))
+            return self.barrier(call)
         if name == "tvm_warp_activemask":
             return _number(-1, str(call.ty.dtype))
         if name in ("tvm_warp_shuffle", "tvm_warp_shuffle_down"):
-            _, value, which, width, _ = call.args
-            return self.shuffle(value, self.source(name, which, int(width)))
+            return self.shuffle(name, call)
         if name in _EXTERNS:
             wanted = str(call.args[0].value)
             if wanted not in self.externs:
-                raise CompileError(f"needs functions of the ROCm prelude, got {wanted}")
+                return self.refuse(f"functions of the ROCm prelude, got {wanted}", call)
             return call
         if name not in _SAFE:
-            raise CompileError(f"needs operations that AMD devices have, got {name}")
+            return self.refuse(f"operations that AMD devices have, got {name}", call)
         return call
 
-    def barrier(self, scope: str) -> Any:
+    def barrier(self, call: Any) -> Any:
+        scope = str(call.args[0].value)
         if scope != "shared":
-            raise CompileError(f"needs barriers of shared memory, got one of {scope}")
+            return self.refuse(f"barriers of shared memory, got one of {scope}", call)
         # A block that reads global memory it wrote wants that in order too.
         whole = self.facts.reads_what_it_writes
         return _extern("void", "rudnn_barrier" if whole else "rudnn_barrier_shared")
+
+    def shuffle(self, name: str, call: Any) -> Any:
+        """A value of another lane, moved as bits of 32 or 64."""
+        import tvm
+        from tvm import tirx
+
+        _, value, which, width, _ = call.args
+        width, dtype = int(width), str(value.ty.dtype)
+        bits, lanes = int(tvm.DataType(dtype).bits), int(tvm.DataType(dtype).lanes)
+        if self.facts.thread is None or lanes != 1:
+            return self.refuse(f"shuffles of scalars inside a launch, got one of {dtype}", call)
+        if not 0 < width <= self.wave or width & (width - 1):
+            return self.refuse(f"shuffles of a power of two ≤ {self.wave}, got {width}", call)
+        word = "int64" if bits == 64 else "int32"
+        whole = tirx.Cast(word, _bits(value, dtype, f"int{bits}"))
+        lane = self.source(name, tirx.Cast("int32", which), width)
+        moved = _extern(word, f"rudnn_shuffle_i{word[3:]}", whole, lane)
+        if dtype == "bool":
+            return moved != _number(0)
+        return _bits(tirx.Cast(f"int{bits}", moved), f"int{bits}", dtype)
 
     def source(self, name: str, which: Any, width: int) -> Any:
         """The lane of the wavefront to take a value from."""
         from tvm import tirx
 
-        if self.facts.thread is None:
-            raise CompileError("needs shuffles inside a launch, got one outside")
-        if not 0 < width <= self.wave or width & (width - 1):
-            raise CompileError(f"needs shuffles of a power of two ≤ {self.wave}, got {width}")
         lane = tirx.bitwise_and(self.facts.thread, _number(self.wave - 1))
         place = tirx.bitwise_and(lane, _number(width - 1))
-        which = tirx.Cast("int32", which)
         if name == "tvm_warp_shuffle":
             return (lane - place) + tirx.bitwise_and(which, _number(width - 1))
         return tirx.Select(place + which < _number(width), lane + which, lane)
-
-    def shuffle(self, value: Any, lane: Any) -> Any:
-        """`value` of another lane, as bits of 32 or 64."""
-        import tvm
-        from tvm import tirx
-
-        dtype = str(value.ty.dtype)
-        bits = int(tvm.DataType(dtype).bits)
-        if int(tvm.DataType(dtype).lanes) != 1:
-            raise CompileError(f"needs shuffles of scalars, got {dtype}")
-        word = "int64" if bits == 64 else "int32"
-        whole = tirx.Cast(word, _bits(value, dtype, f"int{bits}"))
-        moved = _extern(word, f"rudnn_shuffle_i{word[3:]}", whole, lane)
-        if dtype == "bool":
-            return moved != _number(0)
-        return _bits(tirx.Cast(f"int{bits}", moved), f"int{bits}", dtype)
 
 
 def _bits(value: Any, have: str, want: str) -> Any:

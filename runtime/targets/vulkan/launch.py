@@ -194,6 +194,7 @@ class Call:
                 places.append((found.block.buffer, found.offset, room))
                 starts.append(start)
             else:
+                past = past if past < room else 0  # a part without elements at the end
                 places.append((found.block.buffer, found.offset + past, room - past))
                 starts.append(0)
         numbers = [

@@ -319,7 +319,7 @@ class Space:
         if block is None:
             for allocation in self._waiting:
                 for stream, ticket in allocation.uses.items():
-                    stream.wait(ticket)
+                    stream.wait(min(ticket, stream.ticket))  # one may be recording
             self.collect()
             if place := heap.take(size):
                 return place

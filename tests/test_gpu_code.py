@@ -1,4 +1,4 @@
-"""Every operator compiled for every GPU: no spills, no stack, matrix instructions, safe barriers."""
+"""Operators compiled for every GPU: no spills, no stack, matrix instructions, safe barriers."""
 
 from __future__ import annotations
 

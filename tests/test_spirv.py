@@ -26,7 +26,7 @@ from spirv_kernels import (
     fits,
     function,
     i64,
-    needs_device,
+    needs_vulkan,
     pointwise,
     samples,
     sync,
@@ -53,7 +53,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Runner:
     return Runner(tmp_path_factory.mktemp("spirv"))
 
 
-@needs_device
+@needs_vulkan
 @pytest.mark.parametrize("exact_half", [False, True])
 @pytest.mark.parametrize("source", INTS + FLOATS)
 def test_casts(run: Runner, source: str, exact_half: bool) -> None:
@@ -71,7 +71,7 @@ def test_casts(run: Runner, source: str, exact_half: bool) -> None:
             assert not wrong.any(), (goal, x[wrong][:4], got[wrong][:4])
 
 
-@needs_device
+@needs_vulkan
 def test_floats_that_no_integer_holds_saturate(run: Runner) -> None:
     from tvm import tirx
 
@@ -93,7 +93,7 @@ def wrapped(values: Array, dtype: str) -> Array:
     return unsigned.view(dtype)
 
 
-@needs_device
+@needs_vulkan
 @pytest.mark.parametrize("dtype", INTS)
 def test_integers(run: Runner, dtype: str) -> None:
     from tvm import tirx
@@ -141,7 +141,7 @@ def comparisons() -> list[tuple[Make, Callable[..., Array]]]:
     ]  # fmt: skip
 
 
-@needs_device
+@needs_vulkan
 @pytest.mark.parametrize("dtype", INTS + FLOATS)
 def test_comparisons(run: Runner, dtype: str) -> None:
     from tvm import tirx
@@ -154,7 +154,7 @@ def test_comparisons(run: Runner, dtype: str) -> None:
         assert np.array_equal(got, reference(x, y)), reference
 
 
-@needs_device
+@needs_vulkan
 @pytest.mark.parametrize("literal", [0, 5, -5, 2**31 - 1, 2**31, -(2**31), 2**40])
 def test_an_extended_int32_against_a_literal(run: Runner, literal: int) -> None:
     """Mesa 22.3 had `(int64)i < 5` false for every i."""
@@ -193,7 +193,7 @@ def thread_numbers() -> list[tuple[Make, Callable[[Array], Array]]]:
     ]  # fmt: skip
 
 
-@needs_device
+@needs_vulkan
 def test_index_arithmetic(run: Runner) -> None:
     """As a number in 64 bits, and as an index."""
     from tvm import tirx
@@ -222,7 +222,7 @@ def test_index_arithmetic(run: Runner) -> None:
         assert np.abs(want).max() >= N // 2 or np.array_equal(element, want + N // 2)
 
 
-@needs_device
+@needs_vulkan
 @pytest.mark.parametrize("nan", [(16, 32), ()])
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_floats(run: Runner, dtype: str, nan: tuple[int, ...]) -> None:
@@ -249,7 +249,7 @@ def test_floats(run: Runner, dtype: str, nan: tuple[int, ...]) -> None:
         assert not wrong.any(), (name, x[wrong][:4], y[wrong][:4], got[wrong][:4])
 
 
-@needs_device
+@needs_vulkan
 @pytest.mark.parametrize("name", sorted(vector_math.FUNCTIONS))
 def test_elementary_functions(run: Runner, name: str) -> None:
     x = np.linspace(-12, 12, N, dtype=np.float32)
@@ -291,7 +291,7 @@ def moves(dtype: str, lanes: int, alignment: int) -> Any:
     return function(make, [(dtype, alignment)] * 2)
 
 
-@needs_device
+@needs_vulkan
 @pytest.mark.parametrize("lanes", [2, 4, 8])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int8", "uint16", "int64"])
 def test_vector_moves(run: Runner, dtype: str, lanes: int) -> None:
@@ -310,7 +310,7 @@ def test_vector_moves(run: Runner, dtype: str, lanes: int) -> None:
     assert not differing(y, want).any()
 
 
-@needs_device
+@needs_vulkan
 def test_vector_arithmetic(run: Runner) -> None:
     from tvm import tirx
 
@@ -340,7 +340,7 @@ def test_vector_arithmetic(run: Runner) -> None:
     assert not y[:3].any() and not y[4 * N + 3 :].any()
 
 
-@needs_device
+@needs_vulkan
 def test_control_flow(run: Runner) -> None:
     """A while loop with branches (steps to 1 of Collatz), then a loop of nested branches."""
     from tvm import tirx
@@ -383,7 +383,7 @@ def test_control_flow(run: Runner) -> None:
     assert y.tolist() == [reference(int(v), i % THREADS) for i, v in enumerate(x)]
 
 
-@needs_device
+@needs_vulkan
 def test_only_the_side_taken_is_read(run: Runner) -> None:
     """The other side would read far outside a local array."""
     from tvm import tirx
@@ -406,7 +406,7 @@ def test_only_the_side_taken_is_read(run: Runner) -> None:
     assert not differing(y, np.where(inside, x + index.astype(np.float32), np.float32(-1))).any()
 
 
-@needs_device
+@needs_vulkan
 def test_exchange_in_a_block(run: Runner) -> None:
     """Through shared bools, and through global memory."""
     from tvm import tirx
@@ -431,7 +431,7 @@ def test_exchange_in_a_block(run: Runner) -> None:
     assert np.array_equal(flags.reshape(rows.shape), (rows > 0)[:, ::-1] & ~(rows > 0))
 
 
-@needs_device
+@needs_vulkan
 @pytest.mark.parametrize("width", [8, 4, 2])
 @pytest.mark.parametrize("dtype", ["float32", "int32"])
 def test_shuffles(run: Runner, dtype: str, width: int) -> None:
@@ -466,7 +466,7 @@ def test_shuffles(run: Runner, dtype: str, width: int) -> None:
     assert np.array_equal(picked.reshape(rows.shape), np.roll(rows, -1, 1))
 
 
-@needs_device
+@needs_vulkan
 @pytest.mark.parametrize("native", [True, False])
 def test_atomic_add(run: Runner, native: bool) -> None:
     from tvm import tirx
@@ -490,7 +490,7 @@ def test_atomic_add(run: Runner, native: bool) -> None:
     assert np.array_equal(sums, 1 + np.bincount(place, x, 10))
 
 
-@needs_device
+@needs_vulkan
 def test_many_numbers_lie_in_a_buffer(run: Runner) -> None:
     from tvm import tirx
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..dsl.canonical import canonicalise
-from ..dsl.expr import Tensor
+from ..dsl.expr import Binary, Const, Size, Tensor
 from ..dsl.graph import Graph
 from ..dsl.host import identifier
 from ..dsl.lower import Lowering
@@ -102,6 +102,16 @@ def _strides(
 
 def _rows_wide(tensor: Tensor) -> bool:
     """Whether the rows of a compact tensor start at multiples of 16 bytes, as the tensor does."""
-    last = tensor.shape[-1] if tensor.shape else 1
     one = len(tensor.shape) <= 1
-    return one or (isinstance(last, int) and last * tensor.dtype.bytes % WIDE_BYTES == 0)
+    return one or _known_factor(tensor.shape[-1]) * tensor.dtype.bytes % WIDE_BYTES == 0
+
+
+def _known_factor(size: Size) -> int:
+    """A number that divides a size whatever the dims."""
+    if isinstance(size, int):
+        return size
+    if isinstance(size, Const):
+        return int(size.value)
+    if isinstance(size, Binary) and size.op == "mul":
+        return _known_factor(size.a) * _known_factor(size.b)
+    return 1

@@ -12,7 +12,8 @@ from ...dsl.lower import encode, storage
 from ...dsl.walk import free_axes, rebuild
 from ..emit import Emitter
 from ..group import Group
-from .softmax_sum import Roles, SoftmaxSumConfig
+from ..softmax import Roles
+from .softmax_sum import SoftmaxSumConfig
 from .tiling import Tiling, ceil_div, index, real
 
 _INF_BITS = 0x7F800000

@@ -16,7 +16,7 @@ from ...dsl.expr import Axis, Stage
 from ...dsl.forms import LogSumExp, Reduce
 from ..emit import Emitter
 from ..group import Group, is_map
-from .softmax_sum import source, split
+from ..softmax import source, split
 from .tiling import Tiling, index, real
 
 

@@ -1,4 +1,4 @@
-"""The rule for softmax_sum: the roles of its axes, and which nest computes it."""
+"""The rule for softmax_sum: which nest computes it."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ...dsl import forms
-from ...dsl.expr import Axis, Expr, Stage
-from ...dsl.graph import reads
-from ...dsl.walk import free_axes
+from ...dsl.expr import Axis
 from ..capability import Capability
 from ..emit import Emitter
-from ..group import Group, contraction, is_map
-from ..rule import Config, Rejection, check, first_rejection
+from ..group import Group
+from ..rule import Config, Rejection
+from ..softmax import rejection, roles
 
 TILE_BYTES = 128 * 1024
 MAX_DEPTH = 1024
@@ -33,84 +31,6 @@ class SoftmaxSumConfig(Config):
     registers: int = 16
 
 
-@dataclass(frozen=True)
-class Product:
-    """A contraction under the score: Σ over `depth` of `row` times `key`, the sides' factors."""
-
-    stage: Stage
-    row: Expr
-    key: Expr
-    depth: Axis
-
-
-@dataclass(frozen=True)
-class Roles:
-    """Which axis of a softmax_sum is what.
-
-    `row` is in the scores only, `key` is summed, `column` is in the values only; `batch` axes
-    may be anywhere. `products` are the contractions whose results the score reads.
-    """
-
-    node: forms.SoftmaxSum
-    batch: tuple[Axis, ...]
-    row: Axis
-    key: Axis
-    column: Axis
-    products: tuple[Product, ...]
-
-
-def source(stage: Stage) -> forms.SoftmaxSum | None:
-    """The softmax_sum of a stage that is one, or its log-sum-exp."""
-    node = stage.expr
-    if isinstance(node, forms.LogSumExp):
-        return node.source
-    return node if isinstance(node, forms.SoftmaxSum) else None
-
-
-def split(group: Group) -> tuple[list[Stage], list[Stage], list[Stage]]:
-    """The group's stages: contractions under the score, the forms, what follows them."""
-    forms_at = [i for i, s in enumerate(group.stages) if source(s) is not None]
-    if not forms_at:
-        return list(group.stages), [], []
-    before, rest = group.stages[: forms_at[0]], group.stages[forms_at[0] :]
-    heads = [s for s in rest if source(s) is not None]
-    return list(before), heads, [s for s in rest if s not in heads]
-
-
-def roles(group: Group) -> Roles | None:
-    """The roles for the tiled nest, or None where the group has another shape."""
-    before, heads, _ = split(group)
-    node = source(heads[0])
-    assert node is not None
-    columns, rows = node.column_axes(), node.row_axes()
-    if len(node.over) != 1 or len(columns) != 1 or not _short(columns[0]):
-        return None
-    (key,) = node.over
-    products: list[Product] = []
-    fixed = set(free_axes(node.value))
-    for stage in before:
-        product = _product(stage, key)
-        if product is None:
-            return None
-        products.append(product)
-        fixed |= set(free_axes(product.key))
-    only_rows = [a for a in rows if a not in fixed]
-    if not only_rows or any(only_rows[-1] not in free_axes(p.row) for p in products):
-        return None
-    row = only_rows[-1]
-    return Roles(node, tuple(a for a in rows if a is not row), row, key, columns[0],
-                 tuple(products))  # fmt: skip
-
-
-def _product(stage: Stage, key: Axis) -> Product | None:
-    found = contraction(stage.expr)
-    if found is None or len(found.k) != 1 or not _short(found.k[0]):
-        return None
-    if key in found.n:
-        return Product(stage, found.a, found.b, found.k[0])
-    return Product(stage, found.b, found.a, found.k[0]) if key in found.m else None
-
-
 def _short(axis: Axis) -> bool:
     return isinstance(axis.extent, int) and 0 < axis.extent <= MAX_DEPTH
 
@@ -126,18 +46,11 @@ class SoftmaxSumRows:
     name = "softmax_sum_rows"
 
     def match(self, group: Group, caps: Capability) -> Rejection | None:
-        before, heads, after = split(group)
-        return first_rejection(
-            check(bool(heads), "needs a softmax_sum"),
-            check(all(isinstance(s.expr, forms.Reduce) and s.expr.op == "sum" for s in before),
-                  "needs sums before the softmax_sum"),
-            check(all(is_map(s) and heads[0] in reads(s.expr) for s in after),
-                  "needs only pointwise stages after the softmax_sum"),
-        )  # fmt: skip
+        return rejection(group)
 
     def default(self, group: Group, caps: Capability) -> SoftmaxSumConfig:
         wide = caps.vector_registers >= 32
-        found = roles(group)
+        found = roles(group, _short)
         keys = 128
         if found is not None:
             axes = (found.column, *(p.depth for p in found.products))
@@ -158,7 +71,7 @@ class SoftmaxSumRows:
     def lower(
         self, emitter: Emitter, group: Group, caps: Capability, config: SoftmaxSumConfig
     ) -> Any:
-        found = roles(group)
+        found = roles(group, _short)
         if found is None:
             from .softmax_plain import plain
 

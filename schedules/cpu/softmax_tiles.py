@@ -24,8 +24,8 @@ from ...dsl.expr import Axis, Binary, Expr, Read, Stage
 from ...dsl.forms import LogSumExp
 from ...dsl.walk import free_axes, walk
 from ..group import is_map
+from ..softmax import split
 from .softmax_block import Block
-from .softmax_sum import split
 from .tiling import ceil_div, index, real
 
 

@@ -7,11 +7,17 @@ from ..rule import Rule
 
 def rules() -> tuple[Rule, ...]:
     """The rules in the order they are tried."""
+    from .columns import Columns
     from .contraction import Contraction
+    from .fallback import Fallback
     from .pointwise import Pointwise
     from .rows import Rows
     from .scan import Scan
     from .scatter_add import ScatterAdd
+    from .softmax_sum import SoftmaxSum
     from .top_k import TopK
 
-    return (Contraction(), Pointwise(), Rows(), Scan(), TopK(), ScatterAdd())
+    return (
+        SoftmaxSum(), Contraction(), Pointwise(), Columns(), Rows(), Scan(), TopK(), ScatterAdd(),
+        Fallback(),
+    )  # fmt: skip

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from ...dsl.expr import Stage
 from ..capability import Capability
 from ..emit import Emitter, combine
 from ..nest import Nest, static
@@ -69,10 +70,27 @@ class GridNest(Nest):
             body = _bind_axis(name, var, extents[name].astype("int32"), body)
         self.add(body)
 
+    def bind(self, name: str, value: Tir) -> Tir:
+        """`value`, computed once here.
+
+        TVM simplifies what a name stands for twice, and refuses to meet a Let in it again.
+        """
+        if not _holds_let(value):
+            return super().bind(name, value)
+        cell = self.private(f"{name}_cell", [], str(value.ty.dtype))
+        self.store(cell, [], value)
+        return super().bind(name, cell[self.number(0)])
+
     def opaque(self, name: str, value: Tir) -> Tir:
         """`value`, computed once here: the short list of passes of a grid takes it as it is."""
         made = self.simple(value)
         return made if static(made) is not None else self.bind(name, made)
+
+    def keep(self, stage: Stage) -> None:
+        """Room for a stage in the workspace: what a launch sets, those after it read."""
+        made = self.workspace(stage.name, stage.shape, stage.dtype)
+        self.targets[id(stage)] = self.sources[id(stage)] = made
+        self.reader(stage, made)
 
     def private(self, name: str, shape: Sequence[Tir], dtype: str) -> Tir:
         """An array of the thread: registers, where every index is known when compiling."""
@@ -177,6 +195,20 @@ class GridNest(Nest):
                 self.store(cells, [self.thread], combine(op, cells[self.thread], other))
             self.barrier()
         return self.bind("whole", cells[self.thread - place])
+
+
+def _holds_let(value: Tir) -> bool:
+    import tvm_ffi
+    from tvm import tirx
+
+    found: list[Tir] = []
+
+    def visit(node: Any) -> None:
+        if isinstance(node, tirx.Let):
+            found.append(node)
+
+    tvm_ffi.structural_walk(value, visit)
+    return bool(found)
 
 
 def _call(dtype: str, name: str, *arguments: Any) -> Tir:

@@ -96,7 +96,8 @@ def _fits_registers(group: Group, caps: Capability) -> bool:
     assert isinstance(scan, forms.Scan)
     column = column_of(group)
     rest = [a for a in scan.axes if a is not column]
-    limit = (128 if caps.registers >= 255 else 64) if column is not None else FEW
+    # Of a thread's registers the state takes a quarter: addresses and sums need the rest.
+    limit = FEW if column is None else max(32, (caps.registers + 1) // 4)
     state = _count(rest)
     nodes: list[Expr] = [scan.init, scan.step, *(s.expr.emit for s in group.stages
                                                  if isinstance(s.expr, forms.Scan))]  # fmt: skip

@@ -1,0 +1,220 @@
+"""softmax_sum with its scores in memory: a product, row statistics, another product.
+
+scores  = masked score            tiles of the products under it, the mask on the way out
+weights = exp(scores − max), sums rows
+result  = Σ weights · value / sum tiles, with what follows on the way out
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...dsl import forms
+from ...dsl.dtypes import bool_, f32
+from ...dsl.expr import Axis, Binary, Const, Expr, Read, Select, Size, Stage, Unary, binary
+from ...dsl.walk import rebuild
+from ..capability import WIDE_BYTES, Capability
+from ..emit import Emitter
+from ..group import Group, contraction, is_map
+from ..roles import roles
+from ..rule import Config, Rejection
+from ..softmax import rejection, source, split
+from .columns import ColumnsConfig, kept_axis, reduce_columns
+from .contraction import Contraction, multiply
+from .nest import GridNest
+from .pointwise import PointwiseConfig, map_stage
+from .rows import RowsConfig, reduce_rows
+from .softmax_mend import mend
+
+Tir = Any
+_NONE = Const(float("-inf"), f32)
+_ZERO = Const(0.0, f32)
+
+
+@dataclass(frozen=True)
+class MaterialisedConfig(Config):
+    """`threads` of a block in launches that are no product."""
+
+    threads: int = 256
+
+
+class SoftmaxSum:
+    """`scores → workspace; rows: max, exp, sum; Σ weights · value`: a launch each, or more.
+
+    What is masked has weight 0 and must have no influence, be its value NaN or infinite: columns
+    with such values are computed again at the end, the masked ones left out.
+    """
+
+    name = "softmax_sum"
+
+    def match(self, group: Group, caps: Capability) -> Rejection | None:
+        return rejection(group)
+
+    def default(self, group: Group, caps: Capability) -> MaterialisedConfig:
+        return MaterialisedConfig(min(256, caps.max_threads))
+
+    def space(self, group: Group, caps: Capability) -> Iterator[MaterialisedConfig]:
+        yield self.default(group, caps)
+        for threads in (64, 128):
+            if threads <= caps.max_threads:
+                yield MaterialisedConfig(threads)
+
+    def lower(
+        self, emitter: Emitter, group: Group, caps: Capability, config: MaterialisedConfig
+    ) -> Any:
+        nest = GridNest(emitter, caps)
+        _Materialised(nest, group, config.threads).launches()
+        return nest.finish()
+
+
+class _Materialised:
+    """The launches of one group."""
+
+    def __init__(self, nest: GridNest, group: Group, threads: int) -> None:
+        self.nest, self.group, self.threads = nest, group, threads
+        self.products, self.heads, _ = split(group)
+        node = source(self.heads[0])
+        assert node is not None
+        self.node = node
+        self.means = [s for s in group.outputs if not isinstance(s.expr, forms.LogSumExp)]
+        self.sums = [s for s in group.outputs if isinstance(s.expr, forms.LogSumExp)]
+        self.rows = self._row_order()
+
+    def _row_order(self) -> tuple[Axis, ...]:
+        """The row axes as the results have them."""
+        rows = self.node.row_axes()
+        order = tuple(a for a in (*self.means, *self.sums)[0].axes if a in rows)
+        return order if len(order) == len(rows) else rows
+
+    def launches(self) -> None:
+        self._scores()
+        self._weights()
+        for stage in self.means:
+            self._mean(stage)
+
+    def _stage(self, name: str, axes: Sequence[Axis], expr: Expr, wide: bool = False) -> Stage:
+        """A stage of the nest's own, in f32; `wide`: with rows at multiples of 16 bytes."""
+        shape: tuple[Size, ...] = tuple(a.extent for a in axes)
+        if wide and shape:
+            shape = (*shape[:-1], _aligned(shape[-1], WIDE_BYTES // f32.bytes))
+        return Stage(name, shape, f32, tuple(axes), expr)
+
+    def _at(self, stage: Stage) -> Expr:
+        """A stage's element at the point in question."""
+        return Read(stage, stage.axes, None, stage.dtype)
+
+    def _scores(self) -> None:
+        """Masked scores → workspace, the product under them computed on the way if there is one."""
+        node, axes = self.node, (*self.rows, *self.node.over)
+        expr = node.score
+        if node.where is not None:
+            expr = Select(node.where, expr, _NONE, f32)
+        self.scores = self._stage("scores", axes, expr, wide=True)
+        self.nest.keep(self.scores)
+        fused = Group(self.group.name, (*self.products, self.scores), (self.scores,))
+        if len(self.products) == 1 and roles(fused) is not None:
+            self._multiply(fused)
+            return
+        for product in self.products:
+            self.nest.keep(product)
+            self._compute(product)
+        map_stage(self.nest, self.scores, PointwiseConfig(self.threads))
+
+    def _multiply(self, group: Group) -> None:
+        multiply(self.nest, group, Contraction().default(group, self.nest.caps))
+
+    def _compute(self, stage: Stage) -> None:
+        """A launch, or more, for a reduction of any kind or a pointwise stage."""
+        alone = Group(self.group.name, (stage,), (stage,))
+        if is_map(stage):
+            map_stage(self.nest, stage, PointwiseConfig(self.threads))
+        elif roles(alone) is not None:
+            self._multiply(alone)
+        elif kept_axis(stage) is not None:
+            reduce_columns(self.nest, stage, ColumnsConfig(self.threads))
+        else:
+            reduce_rows(self.nest, [stage], [stage], stage.axes, RowsConfig())
+        self._computed([stage])
+
+    def _computed(self, stages: Sequence[Stage]) -> None:
+        """Stages had names within their launch: from here on they are read from memory."""
+        for stage in stages:
+            self.nest.reader(stage, self.nest.targets[id(stage)])
+
+    def _weights(self) -> None:
+        """Row maxima, exponentials and their sums → workspace."""
+        over, rows = self.node.over, self.rows
+        scores = self._at(self.scores)
+        self.top = self._stage("top", rows, forms.Reduce("max", scores, over, None, "ignore", f32))
+        less = binary("sub", scores, self._shift())
+        exponential = Unary("exp", less, f32)
+        self.weights = self._stage("weights", self.scores.axes, exponential, wide=True)
+        weight = self._at(self.weights)
+        self.total = self._stage("total", rows, forms.Reduce("sum", weight, over, None, "any", f32))
+        stages = [self.top, self.weights, self.total]
+        for stage in stages:
+            self.nest.keep(stage)
+        found = binary("add", self._shift(), Unary("log", self._at(self.total), f32))
+        sums = [self._result(s, self._unless_empty(found, _NONE)) for s in self.sums]
+        stages += [s for s in sums if s.axes == rows]
+        reduce_rows(self.nest, stages, stages, rows, RowsConfig())
+        self._computed(stages)
+        for stage in sums:
+            if stage.axes != rows:
+                map_stage(self.nest, stage, PointwiseConfig(self.threads))
+
+    def _shift(self) -> Expr:
+        """What scores are taken from: their maximum, 0 where that is −inf."""
+        top = self._at(self.top)
+        return Select(Binary("eq", top, _NONE, bool_), _ZERO, top, f32)
+
+    def _unless_empty(self, value: Expr, otherwise: Expr) -> Expr:
+        empty = Binary("eq", self._at(self.total), _ZERO, bool_)
+        return Select(empty, otherwise, value, f32)
+
+    def _mean(self, stage: Stage) -> None:
+        """A result: Σ weights · value / sum, and what follows."""
+        node = self.node
+        body = Binary("mul", self._at(self.weights), node.value, f32)
+        axes = (*self.rows, *node.column_axes())
+        axes = tuple(a for a in stage.axes if a in axes)
+        summed = forms.Reduce("sum", body, node.over, None, "any", f32)
+        tiled = contraction(summed) is not None
+        if not tiled:
+            summed = forms.Reduce("sum", body, node.over, node.where, "any", f32)
+        product = self._stage(f"{stage.name}_sum", axes, summed)
+        mean = self._unless_empty(binary("div", self._at(product), self._at(self.total)), _ZERO)
+        whole = _replaced(stage.expr, self.heads, mean) if is_map(stage) else mean
+        result = self._result(stage, whole)
+        fused = Group(self.group.name, (product, result), (result,))
+        if not tiled or roles(fused) is None:
+            self.nest.keep(product)
+            self._compute(product)
+            map_stage(self.nest, result, PointwiseConfig(self.threads))
+            return
+        self._multiply(fused)
+        if node.where is not None:
+            mend(self.nest, product, result, node, self.threads)
+
+    def _result(self, stage: Stage, expr: Expr) -> Stage:
+        """The group's result `stage` by another expression."""
+        result = Stage(stage.name, stage.shape, stage.dtype, stage.axes, expr)
+        self.nest.targets[id(result)] = self.nest.targets[id(stage)]
+        return result
+
+
+def _aligned(size: Size, step: int) -> Size:
+    """`size` rounded up to a multiple, in a form in which that shows."""
+    if isinstance(size, int):
+        return -(-size // step) * step
+    return binary("mul", binary("floordiv", binary("add", size, step - 1), step), step)
+
+
+def _replaced(node: Expr, heads: Sequence[Stage], mean: Expr) -> Expr:
+    """`node` with `mean` for the element of the softmax_sum."""
+    if isinstance(node, Read) and node.tensor in heads:
+        return mean
+    children = tuple(_replaced(c, heads, mean) for c in node.children())
+    return rebuild(node, children) if children else node

@@ -1,0 +1,106 @@
+"""What rules for softmax_sum ask of a group, whatever the device: its parts, the roles of axes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..dsl import forms
+from ..dsl.expr import Axis, Expr, Stage
+from ..dsl.graph import reads
+from ..dsl.walk import free_axes
+from .group import Group, contraction, is_map
+from .rule import Rejection, check, first_rejection
+
+
+@dataclass(frozen=True)
+class Product:
+    """A contraction under the score: Σ over `depth` of `row` times `key`, the sides' factors."""
+
+    stage: Stage
+    row: Expr
+    key: Expr
+    depth: Axis
+
+
+@dataclass(frozen=True)
+class Roles:
+    """Which axis of a softmax_sum is what.
+
+    `row` is in the scores only, `key` is summed, `column` is in the values only; `batch` axes
+    may be anywhere. `products` are the contractions whose results the score reads.
+    """
+
+    node: forms.SoftmaxSum
+    batch: tuple[Axis, ...]
+    row: Axis
+    key: Axis
+    column: Axis
+    products: tuple[Product, ...]
+
+
+def rejection(group: Group) -> Rejection | None:
+    """Why the group is no softmax_sum with sums before it and pointwise work after it."""
+    before, heads, after = split(group)
+    return first_rejection(
+        check(bool(heads), "needs a softmax_sum"),
+        check(all(isinstance(s.expr, forms.Reduce) and s.expr.op == "sum" for s in before),
+              "needs sums before the softmax_sum"),
+        check(all(is_map(s) and heads[0] in reads(s.expr) for s in after),
+              "needs only pointwise stages after the softmax_sum"),
+    )  # fmt: skip
+
+
+def source(stage: Stage) -> forms.SoftmaxSum | None:
+    """The softmax_sum of a stage that is one, or its log-sum-exp."""
+    node = stage.expr
+    if isinstance(node, forms.LogSumExp):
+        return node.source
+    return node if isinstance(node, forms.SoftmaxSum) else None
+
+
+def split(group: Group) -> tuple[list[Stage], list[Stage], list[Stage]]:
+    """The group's stages: contractions under the score, the forms, what follows them."""
+    forms_at = [i for i, s in enumerate(group.stages) if source(s) is not None]
+    if not forms_at:
+        return list(group.stages), [], []
+    before, rest = group.stages[: forms_at[0]], group.stages[forms_at[0] :]
+    heads = [s for s in rest if source(s) is not None]
+    return list(before), heads, [s for s in rest if s not in heads]
+
+
+def roles(group: Group, fits: Callable[[Axis], bool]) -> Roles | None:
+    """The roles for a tiled nest, or None where the group has another shape.
+
+    `fits` tells whether a column or a depth is of a size that the nest can take.
+    """
+    before, heads, _ = split(group)
+    node = source(heads[0])
+    assert node is not None
+    columns, rows = node.column_axes(), node.row_axes()
+    if len(node.over) != 1 or len(columns) != 1 or not fits(columns[0]):
+        return None
+    (key,) = node.over
+    products: list[Product] = []
+    fixed = set(free_axes(node.value))
+    for stage in before:
+        product = _product(stage, key)
+        if product is None or not fits(product.depth):
+            return None
+        products.append(product)
+        fixed |= set(free_axes(product.key))
+    only_rows = [a for a in rows if a not in fixed]
+    if not only_rows or any(only_rows[-1] not in free_axes(p.row) for p in products):
+        return None
+    row = only_rows[-1]
+    return Roles(node, tuple(a for a in rows if a is not row), row, key, columns[0],
+                 tuple(products))  # fmt: skip
+
+
+def _product(stage: Stage, key: Axis) -> Product | None:
+    found = contraction(stage.expr)
+    if found is None or len(found.k) != 1:
+        return None
+    if key in found.n:
+        return Product(stage, found.a, found.b, found.k[0])
+    return Product(stage, found.b, found.a, found.k[0]) if key in found.m else None

@@ -101,13 +101,15 @@ class Driver(Protocol):
 
     Addresses are integers; what lies between them is the driver's. Everything that takes a queue
     happens in the order of that queue's work.
-
-    `dlpack` is DLPack's number of the kind of device, None where it has no way to share memory;
-    `host`: addresses are the process's own.
     """
 
-    dlpack: int | None
-    host: bool
+    @property
+    def dlpack(self) -> int | None:
+        """DLPack's number of the kind of device, None where it has no way to share memory."""
+
+    @property
+    def host(self) -> bool:
+        """Whether addresses are the process's own."""
 
     def device_names(self) -> Sequence[str]:
         """Names of the devices there are, in index order."""

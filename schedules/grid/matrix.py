@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...dsl.expr import Cast, Expr, Read
+from ...dsl.expr import Cast, Expr
 from ..capability import Capability, MatrixUnit
 from ..roles import Roles
 from .contraction_copy import Factor, Room, bare
@@ -24,10 +24,9 @@ def unit_for(found: Roles, caps: Capability) -> MatrixUnit | None:
 
 
 def _stored(node: Expr) -> str:
-    """The type of a factor in memory if it is read from there and widened, else ""."""
-    read = bare(node)
-    plain = isinstance(read, Read) and isinstance(node, Cast) and node.a is read
-    return read.dtype.name if plain and node.dtype.name == "float32" else ""
+    """The type of a factor that is widened to f32, else ""."""
+    widened = isinstance(node, Cast) and node.dtype.name == "float32"
+    return node.a.dtype.name if widened and bare(node) is node.a else ""
 
 
 class Matrix:

@@ -1,16 +1,17 @@
-"""Weighted sums whose values are not all finite: those columns again, masked points left out.
+"""Weighted sums that left out what is not finite: its effect where it is not masked.
 
-A tiled product multiplies a masked value by its weight 0, which for NaN or an infinity is NaN.
+A tiled product would multiply a masked value by its weight 0, which for NaN or an infinity is NaN.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ...dsl import forms
 from ...dsl.dtypes import bool_
-from ...dsl.expr import Axis, Stage, Unary
+from ...dsl.expr import Axis, Expr, Stage, Unary
 from ...dsl.lower import encode
 from ...dsl.walk import free_axes
 from .nest import GridNest
@@ -20,26 +21,30 @@ Tir = Any
 _WIDTH = 32  # columns of a block, side by side
 
 
-def mend(
-    nest: GridNest, product: Stage, result: Stage, node: forms.SoftmaxSum, threads: int
-) -> None:
-    """A launch that sets `result` again in columns where a value is not finite.
+@dataclass(frozen=True)
+class Mended:
+    """A softmax_sum's `result`, which reads Σ `weight` · value of finite values as `product`."""
 
-    `product` is Σ weights · value as `result` reads it.
-    """
-    _Mending(nest, product, result, node, threads).launch()
+    node: forms.SoftmaxSum
+    weight: Expr
+    product: Stage
+    result: Stage
+
+
+def mend(nest: GridNest, what: Mended, threads: int) -> None:
+    """A launch that sets the elements again into whose sums a NaN or an infinity goes."""
+    _Mending(nest, what, threads).launch()
 
 
 class _Mending:
-    def __init__(
-        self, nest: GridNest, product: Stage, result: Stage, node: forms.SoftmaxSum, threads: int
-    ) -> None:
-        self.nest, self.product, self.result, self.node = nest, product, result, node
+    def __init__(self, nest: GridNest, what: Mended, threads: int) -> None:
+        self.nest, self.what, self.node, self.result = nest, what, what.node, what.result
         self.threads, self.parts = threads, threads // _WIDTH
-        own = free_axes(node.value)
-        self.column = next(a for a in reversed(result.axes) if a in node.column_axes())
-        self.fixed = [a for a in result.axes if a in own and a is not self.column]
-        self.rows = [a for a in result.axes if a not in own]
+        own = free_axes(self.node.value)
+        axes = self.result.axes
+        self.column = next(a for a in reversed(axes) if a in self.node.column_axes())
+        self.fixed = [a for a in axes if a in own and a is not self.column]
+        self.rows = [a for a in axes if a not in own]
         self.lower = nest.emitter.lowering.expr
         self.size = nest.emitter.size
 
@@ -76,7 +81,6 @@ class _Mending:
         nest.store(found, [zero], _int(0))
 
         def look(point: dict[Axis, Tir]) -> None:
-            # Selected by `finite`, not by its negation: TVM turns that comparison round, NaN or no.
             finite = self.lower(Unary("finite", self.node.value, bool_), env | point)
             nest.store(found, [zero], _select(finite, found[zero], _int(1)))
 
@@ -91,23 +95,28 @@ class _Mending:
         return nest.bind("any", total) > _int(0)
 
     def _again(self, env: dict[Axis, Tir], part: Tir) -> None:
-        """The rows of one column, each summed over the points that count."""
-        nest, zero, node = self.nest, self.nest.number(0), self.node
-        weights = self.product.expr.body.a  # type: ignore[attr-defined]
+        """The rows of one column: each summed as it is meant, and set if that is not finite."""
+        nest, zero = self.nest, self.nest.number(0)
         total = nest.private("total", [], "float32")
+        hits = nest.private("hits", [], "int32")
+
+        def add(at: dict[Axis, Tir]) -> None:
+            weighted = self.lower(self.what.weight, at) * self.lower(self.node.value, at)
+            nest.store(total, [zero], total[zero] + weighted)
+            finite = self.lower(Unary("finite", self.node.value, bool_), at)
+            nest.store(hits, [zero], _select(finite, hits[zero], _int(1)))
 
         def row(index: dict[Axis, Tir]) -> None:
             here = env | index
             nest.store(total, [zero], _real(0.0))
-            self._sum(node.over, here, lambda at: nest.store(
-                total, [zero],
-                total[zero] + self.lower(weights, at) * self.lower(node.value, at),
-            ))  # fmt: skip
-            with reading(nest, {id(self.product): lambda *_: total[zero]}):
-                value = self.lower(self.result.expr, here)
-            index_ = [here[a] for a in self.result.axes]
-            value = encode(value, self.result.dtype)
-            nest.store(nest.targets[id(self.result)], index_, value)
+            nest.store(hits, [zero], _int(0))
+            self._sum(self.node.over, here, add)
+            with nest.when(hits[zero] > _int(0)):
+                with reading(nest, {id(self.what.product): lambda *_: total[zero]}):
+                    value = self.lower(self.result.expr, here)
+                place = [here[a] for a in self.result.axes]
+                value = encode(value, self.result.dtype)
+                nest.store(nest.targets[id(self.result)], place, value)
 
         self._points(self.rows, part, row)
 

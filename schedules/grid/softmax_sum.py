@@ -12,8 +12,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...dsl import forms
-from ...dsl.dtypes import bool_, f32
-from ...dsl.expr import Axis, Binary, Const, Expr, Read, Select, Size, Stage, Unary, binary
+from ...dsl.dtypes import DType, bool_, f32
+from ...dsl.expr import (
+    Axis,
+    Binary,
+    Cast,
+    Const,
+    Expr,
+    Read,
+    Select,
+    Size,
+    Stage,
+    Unary,
+    binary,
+    cast,
+)
 from ...dsl.walk import rebuild
 from ..capability import WIDE_BYTES, Capability
 from ..emit import Emitter
@@ -26,7 +39,7 @@ from .contraction import Contraction, multiply
 from .nest import GridNest
 from .pointwise import PointwiseConfig, map_stage
 from .rows import RowsConfig, reduce_rows
-from .softmax_mend import mend
+from .softmax_mend import Mended, mend
 
 Tir = Any
 _NONE = Const(float("-inf"), f32)
@@ -43,8 +56,8 @@ class MaterialisedConfig(Config):
 class SoftmaxSum:
     """`scores → workspace; rows: max, exp, sum; Σ weights · value`: a launch each, or more.
 
-    What is masked has weight 0 and must have no influence, be its value NaN or infinite: columns
-    with such values are computed again at the end, the masked ones left out.
+    What is masked has weight 0 and must have no influence, be its value NaN or infinite: such
+    values are taken as 0, and what they do where they count is mended at the end.
     """
 
     name = "softmax_sum"
@@ -81,6 +94,13 @@ class _Materialised:
         self.means = [s for s in group.outputs if not isinstance(s.expr, forms.LogSumExp)]
         self.sums = [s for s in group.outputs if isinstance(s.expr, forms.LogSumExp)]
         self.rows = self._row_order()
+        self.dtype = self._weight_type(nest.caps)
+
+    def _weight_type(self, caps: Capability) -> DType:
+        """How weights are kept: as the values are, if a matrix unit takes those."""
+        value = self.node.value
+        inner = value.a.dtype if isinstance(value, Cast) else value.dtype
+        return inner if any(u.operands == inner.name for u in caps.matrix) else f32
 
     def _row_order(self) -> tuple[Axis, ...]:
         """The row axes as the results have them."""
@@ -94,16 +114,18 @@ class _Materialised:
         for stage in self.means:
             self._mean(stage)
 
-    def _stage(self, name: str, axes: Sequence[Axis], expr: Expr, wide: bool = False) -> Stage:
-        """A stage of the nest's own, in f32; `wide`: with rows at multiples of 16 bytes."""
+    def _stage(
+        self, name: str, axes: Sequence[Axis], expr: Expr, dtype: DType = f32, wide: bool = False
+    ) -> Stage:
+        """A stage of the nest's own; `wide`: with rows at multiples of 16 bytes."""
         shape: tuple[Size, ...] = tuple(a.extent for a in axes)
         if wide and shape:
-            shape = (*shape[:-1], _aligned(shape[-1], WIDE_BYTES // f32.bytes))
-        return Stage(name, shape, f32, tuple(axes), expr)
+            shape = (*shape[:-1], _aligned(shape[-1], WIDE_BYTES // dtype.bytes))
+        return Stage(name, shape, dtype, tuple(axes), expr)
 
     def _at(self, stage: Stage) -> Expr:
-        """A stage's element at the point in question."""
-        return Read(stage, stage.axes, None, stage.dtype)
+        """A stage's element at the point in question, in f32."""
+        return cast(Read(stage, stage.axes, None, stage.dtype), f32)
 
     def _scores(self) -> None:
         """Masked scores → workspace, the product under them computed on the way if there is one."""
@@ -111,7 +133,7 @@ class _Materialised:
         expr = node.score
         if node.where is not None:
             expr = Select(node.where, expr, _NONE, f32)
-        self.scores = self._stage("scores", axes, expr, wide=True)
+        self.scores = self._stage("scores", axes, expr, f32, wide=True)
         self.nest.keep(self.scores)
         fused = Group(self.group.name, (*self.products, self.scores), (self.scores,))
         if len(self.products) == 1 and roles(fused) is not None:
@@ -144,22 +166,28 @@ class _Materialised:
             self.nest.reader(stage, self.nest.targets[id(stage)])
 
     def _weights(self) -> None:
-        """Row maxima, exponentials and their sums → workspace."""
-        over, rows = self.node.over, self.rows
+        """Row maxima, exponentials and their sums → workspace.
+
+        The weights are as narrow as the values where a matrix unit multiplies them then; their
+        sums are of what they were before.
+        """
+        over, rows, axes = self.node.over, self.rows, self.scores.axes
         scores = self._at(self.scores)
         self.top = self._stage("top", rows, forms.Reduce("max", scores, over, None, "ignore", f32))
-        less = binary("sub", scores, self._shift())
-        exponential = Unary("exp", less, f32)
-        self.weights = self._stage("weights", self.scores.axes, exponential, wide=True)
-        weight = self._at(self.weights)
+        self.exponential = Unary("exp", binary("sub", scores, self._shift()), f32)
+        exact = self._stage("exact", axes, self.exponential)
+        weight = self._at(exact)
         self.total = self._stage("total", rows, forms.Reduce("sum", weight, over, None, "any", f32))
+        stored = cast(weight, self.dtype)
+        self.weights = self._stage("weights", axes, stored, self.dtype, wide=True)
         stages = [self.top, self.weights, self.total]
         for stage in stages:
             self.nest.keep(stage)
         found = binary("add", self._shift(), Unary("log", self._at(self.total), f32))
         sums = [self._result(s, self._unless_empty(found, _NONE)) for s in self.sums]
         stages += [s for s in sums if s.axes == rows]
-        reduce_rows(self.nest, stages, stages, rows, RowsConfig())
+        inside = [self.top, exact, *stages[1:]]
+        reduce_rows(self.nest, inside, stages, rows, RowsConfig())
         self._computed(stages)
         for stage in sums:
             if stage.axes != rows:
@@ -177,12 +205,13 @@ class _Materialised:
     def _mean(self, stage: Stage) -> None:
         """A result: Σ weights · value / sum, and what follows."""
         node = self.node
-        body = Binary("mul", self._at(self.weights), node.value, f32)
+        body = binary("mul", self._at(self.weights), self._finite_value())
         axes = (*self.rows, *node.column_axes())
         axes = tuple(a for a in stage.axes if a in axes)
         summed = forms.Reduce("sum", body, node.over, None, "any", f32)
         tiled = contraction(summed) is not None
         if not tiled:
+            body = binary("mul", self._at(self.weights), node.value)
             summed = forms.Reduce("sum", body, node.over, node.where, "any", f32)
         product = self._stage(f"{stage.name}_sum", axes, summed)
         mean = self._unless_empty(binary("div", self._at(product), self._at(self.total)), _ZERO)
@@ -196,7 +225,16 @@ class _Materialised:
             return
         self._multiply(fused)
         if node.where is not None:
-            mend(self.nest, product, result, node, self.threads)
+            mend(self.nest, Mended(node, self.exponential, product, result), self.threads)
+
+    def _finite_value(self) -> Expr:
+        """The value; where masks are, 0 for what is not finite: see `mend`."""
+        value = self.node.value
+        if self.node.where is None:
+            return value
+        inner = value.a if isinstance(value, Cast) and value.dtype == f32 else value
+        finite = Unary("finite", value, bool_)
+        return cast(Select(finite, inner, Const(0, inner.dtype), inner.dtype), f32)
 
     def _result(self, stage: Stage, expr: Expr) -> Stage:
         """The group's result `stage` by another expression."""

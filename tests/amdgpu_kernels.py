@@ -32,9 +32,13 @@ def barrier() -> Any:
 
 
 def device_function(
-    name: str, threads: int, buffers: Sequence[Any], body: Sequence[Any], thread: Any
-) -> DeviceFunction:
-    """One block of `threads`, whose index is the int32 variable `thread`, over global buffers."""
+    name: str, threads: int, buffers: Sequence[Any], body: Sequence[Any], thread: Any,
+    numbers: Sequence[Any] = (),
+) -> DeviceFunction:  # fmt: skip
+    """One block of `threads`, whose index is the int32 variable `thread`.
+
+    Its parameters are the global `buffers`, then the variables `numbers`, all from one slot.
+    """
     from tvm import tirx
     from tvm.ir import PointerType, PrimType, Range
 
@@ -46,13 +50,14 @@ def device_function(
         inside = tirx.AttrStmt(axis, "thread_extent", size, inside)
     params = [tirx.Var(f"{b.name}_data", PointerType(PrimType(str(b.dtype)))) for b in buffers]
     declared = [tirx.DeclBuffer(b, data=p) for b, p in zip(buffers, params, strict=True)]
-    function = tirx.PrimFunc(params, tirx.SeqStmt([*declared, inside]))
+    function = tirx.PrimFunc([*params, *numbers], tirx.SeqStmt([*declared, inside]))
     for key, value in (
         ("global_symbol", name), ("tirx.noalias", True), ("tirx.is_global_func", True),
         ("calling_conv", 2),
     ):  # fmt: skip
         function = function.with_attr(key, value)
     arguments = tuple(Argument("pointer", i) for i in range(len(params)))
+    arguments += tuple(Argument(str(n.ty.dtype), len(params)) for n in numbers)
     return DeviceFunction(name, function, Launch(name, arguments, ("1", "1"), threads))
 
 
@@ -143,3 +148,14 @@ def reverse(threads: int, synchronised: bool, through_global: bool = False) -> D
         tirx.BufferStore(out, kept[number(0)], [at]),
     ]  # fmt: skip
     return device_function("reverse", threads, [x, out], body, thread)
+
+
+def total(kinds: Sequence[str]) -> DeviceFunction:
+    """out[0] = the sum of numbers of the given types."""
+    from tvm import tirx
+
+    numbers = [tirx.Var(f"v{i}", kind) for i, kind in enumerate(kinds)]
+    value = sum((tirx.Cast("int64", v) for v in numbers), tirx.const(0, "int64"))
+    out = buffer("out", "int64", 1)
+    store = tirx.BufferStore(out, value, [number(0)])
+    return device_function("total", 1, [out], [store], tirx.Var("thread", "int32"), numbers)

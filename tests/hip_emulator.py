@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cuda_emulator import STUBS, Stub, built
@@ -200,9 +201,16 @@ define ptr @{name}__run(ptr %packed, i32 %x, i32 %y, i32 %z, i32 %block) {{
 
 
 def _flags() -> str:
+    """The module flags that name this processor. Without fused multiply-add, where it has one.
+
+    LLVM fuses where it sees fit, so that two kernels of the same operations may differ in the last
+    bit; here they are to be comparable.
+    """
     from rudnn.runtime.targets.llvm import cpu
 
-    target = json.dumps(json.loads(str(cpu.tvm_target(""))) | {"tag": ""}).replace('"', "\\22")
+    kind: dict[str, Any] = json.loads(str(cpu.tvm_target(""))) | {"tag": ""}
+    kind |= {"mattr": ["-fma"]} if "x86_64" in kind["mtriple"] else {}
+    target = json.dumps(kind).replace('"', "\\22")
     return f'!llvm.module.flags = !{{!9000}}\n!9000 = !{{i32 2, !"tvm_target", !"{target}"}}\n'
 
 

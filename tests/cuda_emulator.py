@@ -25,8 +25,8 @@ from rudnn.runtime.cache import DiskCache
 from rudnn.runtime.targets.cuda import driver, libcuda, target, toolkit
 
 STUBS = Path(__file__).parent / "stubs"
-_KERNEL = re.compile(r"__global__ void (?:__launch_bounds__\(\d+\) )?(\w+)\(")
-_FLAGS = ("-std=c++17", "-O1", "-w", "-fPIC", "-fno-strict-aliasing")
+_KERNEL = re.compile(r"__global__ void (?:__launch_bounds__\([\d, ]+\) )?(\w+)\(")
+_FLAGS = ("-std=c++17", "-O1", "-w", "-fPIC", "-fno-strict-aliasing", "-U_FORTIFY_SOURCE")
 
 
 def built(name: str, inputs: Iterable[bytes], command: Sequence[str]) -> Path:
@@ -96,7 +96,7 @@ def emulated_cuda() -> Iterator[Stub]:
     """The device `cuda:0`, whose kernels run on the CPU."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(libcuda.LIBRARY, str(stub_library()))
-        patch.setattr(toolkit, "cubin", lambda source, _arch, _name: emulated(source))
+        patch.setattr(toolkit, "cubin", lambda source, _arch, _name: (emulated(source), source))
         patch.setattr(toolkit, "identity", lambda _compiler: f"emulated {_shim_version()}")
         patch.setattr(target, "driver", lru_cache(driver.CudaDriver))
         patch.setattr(device, "_INTERNED", {})

@@ -19,24 +19,16 @@ _INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z
 
 
 @dataclass(frozen=True)
-class Code:
-    """One kernel's registers a thread, bytes of stack, local and shared memory, instructions."""
+class Usage:
+    """One kernel's registers a thread, and bytes of stack, of shared and of local memory.
+
+    What does not fit into registers is on the stack.
+    """
 
     registers: int
     stack: int
     shared: int
     local: int
-    instructions: Counter[str]
-
-    @property
-    def spills(self) -> int:
-        """Moves between registers and local memory."""
-        return self.instructions["LDL"] + self.instructions["STL"]
-
-    @property
-    def matrix(self) -> int:
-        """Instructions of the tensor cores."""
-        return self.instructions["HMMA"] + self.instructions["HGMMA"]
 
 
 @lru_cache(maxsize=2)
@@ -49,26 +41,30 @@ def tool(name: str) -> str | None:
     return shutil.which(name)
 
 
-def inspect_cubin(cubin: bytes) -> dict[str, Code]:
-    """The kernels of a cubin by name."""
+def resources(cubin: bytes) -> dict[str, Usage]:
+    """What the kernels of a cubin need, by name."""
+    found = _USAGE.findall(_run("cuobjdump", "-res-usage", cubin))
+    assert found
+    return {name: Usage(*map(int, sizes)) for name, *sizes in found}
+
+
+def instructions(cubin: bytes) -> dict[str, Counter[str]]:
+    """How often each kernel has each instruction, by its first word: `HMMA`, `LDGSTS`, `LDL`."""
+    parts = _FUNCTION.split(_run("nvdisasm", "-c", cubin))[1:]
+    pairs = zip(parts[::2], parts[1::2], strict=True)
+    return {name: Counter(_INSTRUCTION.findall(text)) for name, text in pairs}
+
+
+def matrix(code: Counter[str]) -> int:
+    """Instructions of the tensor cores."""
+    return code["HMMA"] + code["HGMMA"]
+
+
+def _run(name: str, option: str, cubin: bytes) -> str:
+    path = tool(name)
+    assert path is not None, f"needs {name}: {TOOLS}"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        usage = _run("cuobjdump", "-res-usage", file.name)
-        listing = _run("nvdisasm", "-c", file.name)
-    parts = _FUNCTION.split(listing)[1:]
-    code = {
-        n: Counter(_INSTRUCTION.findall(t)) for n, t in zip(parts[::2], parts[1::2], strict=True)
-    }
-    found = {}
-    for name, registers, stack, shared, local in _USAGE.findall(usage):
-        sizes = (int(registers), int(stack), int(shared), int(local))
-        found[name] = Code(*sizes, code[name])
-    assert found.keys() == code.keys() and found, usage
-    return found
-
-
-def _run(name: str, *arguments: str) -> str:
-    path = tool(name)
-    assert path is not None, f"needs {name}: {TOOLS}"
-    return subprocess.run([path, *arguments], capture_output=True, text=True, check=True).stdout
+        command = [path, option, file.name]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout

@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from cuda_emulator import Stub, emulated, emulated_cuda, run
-from sass import TOOLS, Code, inspect_cubin, tool
+from sass import TOOLS, instructions, matrix, resources, tool
 
 from rudnn.dsl.errors import CompileError, TargetError
 from rudnn.runtime.device import Queue, device
@@ -112,10 +112,37 @@ def test_nvcc_compiles_when_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path:
     nvcc.chmod(0o755)
     monkeypatch.setenv(toolkit.COMPILER, "nvcc")
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    assert toolkit.cubin("what nvcc was given", "sm_80", "unit") == b"what nvcc was given"
+    given = "what nvcc was given"
+    assert toolkit.cubin(given, "sm_80", "unit") == (given.encode(), given)
     nvcc.write_text("#!/bin/sh\necho not this way >&2; exit 1\n")
     with pytest.raises(CompileError, match=r"nvcc cannot compile unit for sm_80:\nnot this way"):
         toolkit.cubin("", "sm_80", "unit")
+
+
+CROWDED = """
+template <int N> __device__ void mix(float *x, int n) {
+  float a[N];
+  #pragma unroll
+  for (int i = 0; i < N; ++i) a[i] = x[i * 1024 + threadIdx.x];
+  for (int k = 0; k < n; ++k)
+  #pragma unroll
+    for (int i = 0; i < N; ++i) a[i] = a[i] * a[(i + 7) % N] + 1.0f;
+  #pragma unroll
+  for (int i = 0; i < N; ++i) x[i * 1024 + threadIdx.x] = a[i];
+}
+extern "C" __global__ void __launch_bounds__(1024) tight(float *x, int n) { mix<100>(x, n); }
+extern "C" __global__ void __launch_bounds__(256) roomy(float *x, int n) { mix<20>(x, n); }
+"""
+
+
+@needs_nvrtc
+@needs_tools
+def test_a_kernel_on_the_stack_is_given_more_registers() -> None:
+    cubin, text = toolkit.cubin(CROWDED, "sm_90", "unit")
+    usage = resources(cubin)
+    assert "__launch_bounds__(1024, 1) tight(" in text  # in vain: 64 is all that 1024 threads have
+    assert "__launch_bounds__(256) roomy(" in text and usage["roomy"].stack == 0
+    assert usage["tight"].stack and usage["tight"].registers == 64
 
 
 def test_tvm_keeps_its_own_compiler_callback() -> None:
@@ -172,10 +199,11 @@ def test_matrix_unit_multiplies(stub: Stub, unit: MatrixUnit, form: tuple[bool, 
 def test_matrix_unit_stays_in_registers(unit: MatrixUnit, arch: str) -> None:
     for form in FORMS[3:5]:
         text, _ = generated(unit, form, arch)
-        code: Code = inspect_cubin(toolkit.cubin(text, arch, "product"))["product_0"]
-        assert (code.stack, code.local, code.spills) == (0, 0, 0)
-        assert code.registers <= 64 and code.matrix and code.instructions["LDSM"]
-        assert bool(code.instructions["LDGSTS"]) == bool(form[2])
+        cubin, _ = toolkit.cubin(text, arch, "product")
+        usage, code = resources(cubin)["product_0"], instructions(cubin)["product_0"]
+        assert (usage.stack, usage.local) == (0, 0) and usage.registers <= 64
+        assert matrix(code) and code["LDSM"] and not code["LDL"] + code["STL"]
+        assert bool(code["LDGSTS"]) == bool(form[2])
 
 
 # --- the emulation is of use only if it notices what a device would ---

@@ -22,4 +22,4 @@ def translate(program: Program, entry: str, arch: str) -> tuple[str, LaunchPlan]
 def build(program: Program, entry: str, arch: str) -> tuple[bytes, str, LaunchPlan]:
     """The cubin of a program, the source it comes from, its plan. Raises CompileError."""
     text, plan = translate(program, entry, arch)
-    return toolkit.cubin(text, arch, entry), text, plan
+    return (*toolkit.cubin(text, arch, entry), plan)

@@ -86,4 +86,3 @@ def resolve(arch: str) -> str:
             f"tells it ({here.problem})"
         )
     return here.arch(0)
-

@@ -6,10 +6,11 @@ import ctypes
 import ctypes.util
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
@@ -22,6 +23,9 @@ HINT = "pip install 'rudnn[cuda]'"
 COMPILER = "RUDNN_CUDA_COMPILER"  # "nvrtc", the default, or "nvcc"
 _PACKAGES = ("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12")
 _LOG = 4000  # characters of a compiler's complaints worth showing
+# No warnings: TVM's sources have many. The assembler tells what each kernel needs.
+_FLAGS = ("--std=c++17", "--disable-warnings", "--ptxas-options=-v")
+_STACK = re.compile(r"properties for (\w+)\s+(?:ptxas[ .]+)?([1-9]\d*) bytes stack frame")
 
 # What TVM's sources include, a hundred thousand lines in the toolkit's version: these declare the
 # names that are used, and a kernel compiles in 40 ms instead of 1 s.
@@ -126,12 +130,33 @@ def identity(compiler: str) -> str:
     return f"nvrtc {found.version()}" if found else "nvrtc"
 
 
-def cubin(source: str, arch: str, name: str) -> bytes:
-    """Machine code of a translation unit; `name` is for messages. Raises CompileError.
+def cubin(source: str, arch: str, name: str) -> tuple[bytes, str]:
+    """Machine code of a translation unit, and the unit as it was compiled.
 
-    Multiplications and additions are fused, nothing else is relaxed: denormals, division and
-    square root are exact as in IEEE 754.
+    `name` is for messages. Multiplications and additions are fused, nothing else is relaxed:
+    denormals, division and square root are as in IEEE 754. Raises CompileError.
     """
+    code, log = _compile(source, arch, name)
+    roomy = _with_room(source, _STACK.findall(log))
+    return (code, source) if roomy == source else (_compile(roomy, arch, name)[0], roomy)
+
+
+def _with_room(source: str, crowded: Sequence[tuple[str, str]]) -> str:
+    """The unit with more registers for the kernels that did not fit into theirs.
+
+    The assembler limits registers so that many blocks run side by side, and would rather spill::
+
+        before::  __launch_bounds__(256) softmax_0(
+        after::   __launch_bounds__(256, 1) softmax_0(
+    """
+    for kernel, _ in crowded:
+        bounds = re.compile(rf"(?<=__launch_bounds__\()(\d+)(?=\) {kernel}\()")
+        source = bounds.sub(r"\1, 1", source)
+    return source
+
+
+def _compile(source: str, arch: str, name: str) -> tuple[bytes, str]:
+    """Machine code and the compiler's log."""
     if compiler_name() == "nvcc":
         return _by_nvcc(source, arch, name)
     found = find_nvrtc()
@@ -145,10 +170,9 @@ def _library(path: Path) -> Any:
     return ctypes.CDLL(str(path))
 
 
-def _by_nvrtc(nvrtc: Nvrtc, source: str, arch: str, name: str) -> bytes:
+def _by_nvrtc(nvrtc: Nvrtc, source: str, arch: str, name: str) -> tuple[bytes, str]:
     c = _library(nvrtc.library)
-    options = (f"--gpu-architecture={arch}", "--std=c++17", f"-I{nvrtc.include}",
-               "--diag-suppress=1444")  # fmt: skip  # longlong4 is deprecated, in TVM's sources
+    options = (f"--gpu-architecture={arch}", *_FLAGS, f"-I{nvrtc.include}")
     program = ctypes.c_void_p()
     bodies = (ctypes.c_char_p * len(_HEADERS))(*(text.encode() for text in _HEADERS.values()))
     names = (ctypes.c_char_p * len(_HEADERS))(*(header.encode() for header in _HEADERS))
@@ -159,12 +183,13 @@ def _by_nvrtc(nvrtc: Nvrtc, source: str, arch: str, name: str) -> bytes:
         raise CompileError(f"NVRTC cannot start on {name}: error {code}")
     try:
         flags = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
-        if c.nvrtcCompileProgram(program, len(options), flags):
-            log = _output(c.nvrtcGetProgramLogSize, c.nvrtcGetProgramLog, program)
-            raise CompileError(
-                f"NVRTC cannot compile {name} for {arch}:\n{log[:_LOG].decode(errors='replace')}"
-            )
-        return _output(c.nvrtcGetCUBINSize, c.nvrtcGetCUBIN, program)
+        failed = c.nvrtcCompileProgram(program, len(options), flags)
+        log = _output(c.nvrtcGetProgramLogSize, c.nvrtcGetProgramLog, program).decode(
+            "utf-8", "replace"
+        )
+        if failed:
+            raise CompileError(f"NVRTC cannot compile {name} for {arch}:\n{log[:_LOG]}")
+        return _output(c.nvrtcGetCUBINSize, c.nvrtcGetCUBIN, program), log
     finally:
         c.nvrtcDestroyProgram(ctypes.byref(program))
 
@@ -178,15 +203,16 @@ def _output(size: Any, fetch: Any, program: Any) -> bytes:
     return buffer.raw
 
 
-def _by_nvcc(source: str, arch: str, name: str) -> bytes:
+def _by_nvcc(source: str, arch: str, name: str) -> tuple[bytes, str]:
     nvcc = find_nvcc()
     if nvcc is None:
         raise CompileError(f"needs nvcc, as {COMPILER} says, found none: unset it, and {HINT}")
     with tempfile.TemporaryDirectory(prefix="rudnn-") as folder:
         unit, out = Path(folder, f"{name}.cu"), Path(folder, f"{name}.cubin")
         unit.write_text(source, "utf-8")
-        command = [nvcc, "-std=c++17", f"-arch={arch}", "-cubin", "-o", str(out), str(unit)]
+        command = [nvcc, f"-arch={arch}", *_FLAGS, "-cubin", "-o", str(out),
+                   str(unit)]  # fmt: skip
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise CompileError(f"nvcc cannot compile {name} for {arch}:\n{done.stderr[:_LOG]}")
-        return out.read_bytes()
+        return out.read_bytes(), done.stderr

@@ -1,6 +1,7 @@
 /* Blocks of threads as fibers, which run in turn until each waits for others or ends. */
 #include "fibers.h"
 
+#include <setjmp.h>
 #include <stdlib.h>
 #include <string.h>
 #include <ucontext.h>
@@ -14,7 +15,9 @@ enum State { READY, BARRIER, EXCHANGE, DONE };
 enum { WARP = 32, MOST = 1024, STACK = 256 * 1024 };
 struct Copy { void *to; const void *from; size_t size; };
 struct Fiber {
-  ucontext_t context;
+  ucontext_t start;
+  jmp_buf here; /* once begun; a switch by ucontext takes system calls, a jump none */
+  bool begun;
   State state;
   Exchange kind; /* of exchange that it waits at */
   unsigned mask;
@@ -24,7 +27,7 @@ struct Fiber {
 Fiber fibers[MOST];
 Deposit given[MOST], taken[MOST];
 char *stacks;
-ucontext_t scheduler;
+jmp_buf scheduler;
 Fiber *current;
 unsigned block_threads;
 const char *failure;
@@ -33,20 +36,36 @@ const void *arguments;
 
 void wait(State state) {
   current->state = state;
-  swapcontext(&current->context, &scheduler);
+  if (!_setjmp(current->here)) _longjmp(scheduler, 1);
 }
 
+/* A thread of each block in turn. */
 void work() {
-  kernel(arguments);
-  for (auto &group : current->copies)
-    if (!group.empty()) fail("a thread ends before its copies have arrived");
-  wait(DONE);
+  while (true) {
+    kernel(arguments);
+    for (auto &group : current->copies)
+      if (!group.empty()) fail("a thread ends before its copies have arrived");
+    wait(DONE);
+  }
 }
 
 void resume(unsigned index) {
   current = &fibers[index];
   threadIdx = {index, 0, 0};
-  swapcontext(&scheduler, &current->context);
+  if (_setjmp(scheduler)) return;
+  if (current->begun) _longjmp(current->here, 1);
+  current->begun = true;
+  setcontext(&current->start);
+}
+
+void prepare(unsigned index) {
+  Fiber &fiber = fibers[index];
+  fiber.begun = false;
+  getcontext(&fiber.start);
+  fiber.start.uc_stack.ss_sp = stacks + (size_t)index * STACK;
+  fiber.start.uc_stack.ss_size = STACK;
+  fiber.start.uc_link = NULL;
+  makecontext(&fiber.start, work, 0);
 }
 
 /* Lets an exchange of a warp happen if all of its lanes that still run have come; whether it did. */
@@ -100,14 +119,8 @@ bool ended() {
 
 void run_block(bool backwards) {
   for (unsigned i = 0; i < block_threads; ++i) {
-    Fiber &fiber = fibers[i];
-    fiber.state = READY;
-    fiber.copies.assign(1, {});
-    getcontext(&fiber.context);
-    fiber.context.uc_stack.ss_sp = stacks + (size_t)i * STACK;
-    fiber.context.uc_stack.ss_size = STACK;
-    fiber.context.uc_link = NULL;
-    makecontext(&fiber.context, work, 0);
+    fibers[i].state = READY;
+    fibers[i].copies.assign(1, {});
   }
   while (true) {
     for (unsigned n = 0; n < block_threads && !failure; ++n) {
@@ -131,6 +144,7 @@ const char *run(void (*body)(const void *), const void *data, const unsigned *gr
   arguments = data;
   block_threads = threads;
   failure = NULL;
+  for (unsigned i = 0; i < threads; ++i) prepare(i);
   for (unsigned z = 0; z < grid[2]; ++z)
     for (unsigned y = 0; y < grid[1]; ++y)
       for (unsigned x = 0; x < grid[0]; ++x) {
@@ -165,7 +179,7 @@ unsigned running() {
 
 void fail(const char *what) {
   failure = what;
-  setcontext(&scheduler);
+  _longjmp(scheduler, 1);
 }
 
 void copy_later(void *to, const void *from, size_t size) {

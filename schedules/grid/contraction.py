@@ -11,6 +11,7 @@ from ..group import Group
 from ..nest import static
 from ..roles import NEEDS, Roles, roles
 from ..rule import Rejection
+from . import contraction_short
 from .contraction_config import ContractionConfig, configurations, default, rejection, variants
 from .contraction_plain import Plain
 from .contraction_view import View
@@ -53,8 +54,11 @@ def _roles(group: Group) -> Roles:
 
 
 def multiply(nest: GridNest, group: Group, config: ContractionConfig) -> None:
-    """A launch that computes the contraction of a group, and its epilogue."""
+    """Launches that compute the contraction of a group, and its epilogue."""
     view = View(nest, group)
+    runs = _short_launch(view, config.short)
+    if runs is None:
+        return
     tile = (*config.tile, config.depth)
     unit = next((u for u in nest.caps.matrix if u.intrinsic == config.unit), None)
     body: Plain | Matrix
@@ -62,19 +66,43 @@ def multiply(nest: GridNest, group: Group, config: ContractionConfig) -> None:
         body = Matrix(view, unit, tile, config.share, config.stages)
     else:
         body = Plain(view, tile, config.share)
-    tiles(view, config.tile, body)
+    tiles(view, config.tile, body, runs)
 
 
-def tiles(view: View, tile: tuple[int, int], body: Plain | Matrix) -> None:
-    """A launch of one block for each tile of the result, `body` what it does."""
+def _short_launch(view: View, most: int) -> Tir | None:
+    """A launch for products of at most `most` rows or columns, if there can be such.
+
+    Returns how often the launch of tiles still has to run, 0 or 1; None: it never has to.
+    """
+    from tvm import tirx
+
+    nest, one = view.nest, view.nest.number(1)
+    sides = ((view.a, view.m), (view.b, view.n))
+    for short, long in (sides, sides[::-1]):
+        size = static(view.size(short[1]))
+        if size is not None and size <= most:
+            contraction_short.lower(view, short, long, most, one)
+            return None
+    rows = view.size(view.m)
+    if static(rows) is not None or not most:
+        return one
+    many = tirx.min(tirx.max(rows - nest.number(most), nest.number(0)), one)
+    contraction_short.lower(view, *sides, most, one - many)
+    return many
+
+
+def tiles(view: View, tile: tuple[int, int], body: Plain | Matrix, runs: Tir) -> None:
+    """A launch of one block for each tile of the result, `body` what it does.
+
+    It takes place if `runs` is 1, not 0.
+    """
     nest = view.nest
     down = nest.ceil_div(view.size(view.m), tile[0])
     across = nest.ceil_div(view.size(view.n), tile[1])
-    blocks = nest.simple(view.size(view.batch) * down * across)
+    blocks = nest.simple(view.size(view.batch) * down * across) * runs
     with nest.launch(blocks, body.threads) as (block, _):
-        batch, place = nest.unflatten(block, [blocks, nest.simple(down * across)])
-        view.enter(view.fixed("batch", batch))
-        i, j = _banded(view, view.fixed("place", place), down, across)
+        place = view.enter(block, nest.simple(down * across))
+        i, j = _banded(view, place, down, across)
         body.lower((i * nest.number(tile[0]), j * nest.number(tile[1])))
 
 

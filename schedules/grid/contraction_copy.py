@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from ...dsl.expr import Axis, Cast, Expr, Read
+from ...dsl.expr import Axis, Cast, Expr, Read, Tensor
 from ...dsl.lower import encode, storage
 from ..capability import WIDE_BYTES
 from ..nest import static
 from ..roles import steps_through
-from .contraction_view import View
+from .contraction_view import View, limited
 from .intrinsics import address, call
 from .nest import GridNest
 from .vectors import MOST_LANES, Vectors
@@ -114,7 +114,7 @@ class Factor:
             def keep(i: Tir, value: Tir, first: int = first) -> None:
                 nest.store(self.held, [nest.number(first) + i], value)
 
-            with _maybe(nest, slot.active):
+            with self.view.maybe(slot.active):
                 self._moved(slot, start, lambda at, s=slot, f=first: self._load(s, f, at), keep)
 
     def put(self, stage: Tir, room: Room) -> None:
@@ -122,7 +122,7 @@ class Factor:
         nest = self.nest
         for slot in self.slots:
             first = nest.number(slot.number * self.lanes)
-            with _maybe(nest, slot.active):
+            with self.view.maybe(slot.active):
                 if self.rowwise is self.by_k:
                     step = min(self.lanes, WIDE_BYTES // self.bytes)
                     for chunk in range(0, self.lanes, step):
@@ -148,20 +148,27 @@ class Factor:
                 nest.store(room.buffer, [at + i], value)
 
             def copy(place: Mapping[Axis, Tir], at: Tir = at) -> None:
+                assert self.stored is not None, "what is sent lies in memory"
                 call(
                     nest,
                     "rudnn_copy_async_16",
                     address(room.buffer[at]),
-                    address(self._source(place)),
+                    address(self._source(self.stored, place)),
                 )
 
-            with _maybe(nest, slot.active):
+            with self.view.maybe(slot.active):
                 self._moved(slot, start, copy, keep, rolled=True)
 
     @property
     def sendable(self) -> bool:
         """Whether `send` has something to gain."""
-        return self.raw and self.lanes * self.bytes == WIDE_BYTES
+        return self.stored is not None and self.lanes * self.bytes == WIDE_BYTES
+
+    @property
+    def stored(self) -> Read | None:
+        """The factor as a read, if its elements move as memory holds them."""
+        plain = self.raw and isinstance(self.node, Read) and self.node.fill is None
+        return self.node if plain and isinstance(self.node, Read) else None
 
     def at(self, stage: Tir, room: Room, own: Tir, k: Tir) -> Tir:
         """The index of an element in place `stage` of shared memory."""
@@ -221,9 +228,8 @@ class Factor:
             nest.store(self.held, [nest.number(first)], self._value(place))
             return
         axis = self.vectors.axis
-        if self.raw:
-            assert isinstance(self.node, Read)
-            self.vectors.fetch(self.node, self.held, first, place[axis], env)
+        if self.stored is not None:
+            self.vectors.fetch(self.stored, self.held, first, place[axis], env)
             return
         lane = iter(range(self.lanes))
 
@@ -234,14 +240,15 @@ class Factor:
         self.vectors.run(place[axis], env, keep)
 
     def _value(self, place: Mapping[Axis, Tir]) -> Tir:
+        if self.stored is not None:
+            return self._source(self.stored, place)
         value = self.nest.emitter.lowering.expr(self.node, self.view.env | place)
         return encode(value, self.node.dtype) if self.raw else value
 
-    def _source(self, place: Mapping[Axis, Tir]) -> Tir:
+    def _source(self, read: Read, place: Mapping[Axis, Tir]) -> Tir:
         """The element in global memory that a read takes."""
-        assert isinstance(self.node, Read)
-        index = self.nest.emitter.lowering.places(self.node, self.view.env | place)
-        return self.nest.sources[id(self.node.tensor)][tuple(index)]
+        index = self.nest.emitter.lowering.places(read, self.view.env | place)
+        return self.nest.sources[id(read.tensor)][tuple(index)]
 
 
 def bare(node: Expr) -> Expr:
@@ -254,14 +261,23 @@ def bare(node: Expr) -> Expr:
 def along(view: View, node: Expr, own: Axes, most: int) -> tuple[Vectors | None, bool]:
     """How neighbours of a factor are moved together, if at all, and whether they are along k."""
     for axes in (view.k, own):
-        vectors = Vectors(view.nest, axes[-1], [node], [])
-        vectors.lanes = min(vectors.lanes, most)
+        vectors = limited(Vectors(view.nest, axes[-1], [node], []), most)
         last = static(view.size(axes[-1:]))
         # A vector must not go on in the next of several outer axes.
         straight = len(axes) == 1 or (last is not None and last % vectors.lanes == 0)
-        if vectors.lanes > 1 and straight:
+        moved = {id(r.tensor) for r in vectors.reads} & {id(t) for t in _data(node)}
+        if vectors.lanes > 1 and moved and straight:
             return vectors, axes is view.k
     return None, not steps_through(node, own, view.k)
+
+
+def _data(node: Expr) -> Iterator[Tensor]:
+    """The tensors a factor's values come from, those that only indices read left out."""
+    if isinstance(node, Read):
+        yield node.tensor
+        return
+    for child in node.children():
+        yield from _data(child)
 
 
 def _divides(step: int, length: Tir) -> bool:
@@ -275,7 +291,3 @@ def _split(nest: GridNest, item: Tir, run: int) -> tuple[Tir, Tir]:
     step = nest.number(run)
     row, rest = tirx.truncdiv(item, step), tirx.truncmod(item, step)
     return nest.bind("row", row), nest.bind("rest", rest)
-
-
-def _maybe(nest: GridNest, condition: Tir | None) -> Any:
-    return nullcontext() if condition is None else nest.when(condition)

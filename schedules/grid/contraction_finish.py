@@ -8,7 +8,7 @@ from typing import Any
 
 from ...dsl.expr import Axis
 from ..nest import static
-from .contraction_view import View
+from .contraction_view import View, limited
 from .vectors import Vectors
 
 Tir = Any
@@ -32,8 +32,7 @@ class Finish:
         nodes = [] if out is view.head else [out.expr]
         self.vectors = None
         if out.axes[-1] is view.n[-1]:
-            self.vectors = Vectors(self.nest, view.n[-1], nodes, [out])
-            self.vectors.lanes = min(self.vectors.lanes, part[1])
+            self.vectors = limited(Vectors(self.nest, view.n[-1], nodes, [out]), part[1])
 
     def run(self, shared: Tir, first: tuple[Tir, Tir], put: Callable[[int, int], None]) -> None:
         """Finish the tile whose first row and column are `first`.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from ...dsl.expr import Axis
@@ -12,9 +12,10 @@ from ..group import Group
 from ..nest import Nest
 from ..roles import roles, steps_through
 from .nest import GridNest
-from .vectors import reading
+from .vectors import Vectors, reading
 
 Tir = Any
+_DIVISIONS = ("Div", "Mod", "FloorDiv", "FloorMod")
 
 
 class View:
@@ -57,13 +58,21 @@ class View:
         parts = nest.unflatten(index, [nest.emitter.size(a.extent) for a in axes])
         return {a: self.fixed(a.name, i) for a, i in zip(axes, parts, strict=True)}
 
-    def enter(self, batch: Tir) -> None:
-        """What follows is within one element of the batch."""
-        self.env = self.place(self.batch, batch) if self.batch else {}
+    def enter(self, block: Tir, per_element: Tir) -> Tir:
+        """Enter the element of the batch that a block works on; the block's place in it."""
+        if not self.batch:
+            return block
+        batch, place = self.nest.unflatten(block, [self.size(self.batch), per_element])
+        self.env = self.place(self.batch, self.fixed("batch", batch))
+        return self.fixed("place", place)
 
     def fixed(self, name: str, value: Tir) -> Tir:
-        """`value`, computed once here: TVM's simplifier would put it back into every use."""
-        return Nest.opaque(self.nest, name, value)
+        """`value`, computed once here: TVM's simplifier would put it back into every use.
+
+        Where no division is in it, it may.
+        """
+        value = self.nest.simple(value)
+        return Nest.opaque(self.nest, name, value) if _costs(value) else value
 
     @contextmanager
     def lanes(self, count: int) -> Iterator[Tir]:
@@ -73,6 +82,10 @@ class View:
         else:
             with self.nest.loop("lane", self.nest.number(count), "vector") as lane:
                 yield lane
+
+    def maybe(self, condition: Tir | None) -> Any:
+        """Statements that run where `condition`, if there is one, holds."""
+        return nullcontext() if condition is None else self.nest.when(condition)
 
     def result(self, total: Tir, env: Mapping[Axis, Tir]) -> Tir:
         """The result's element as it is stored, from the finished sum at a point."""
@@ -87,3 +100,25 @@ class View:
         where = self.env | env
         index = [where[a] for a in self.out.axes]
         self.nest.store(self.nest.targets[id(self.out)], index, self.result(total, env))
+
+
+def _costs(value: Tir) -> bool:
+    """Whether a division is in an index."""
+    import tvm_ffi
+
+    found: list[Tir] = []
+
+    def visit(node: Tir) -> None:
+        if type(node).__name__ in _DIVISIONS or "trunc" in str(getattr(node, "op", "")):
+            found.append(node)
+
+    tvm_ffi.structural_walk(value, visit)
+    return bool(found)
+
+
+def limited(vectors: Vectors, lanes: int) -> Vectors:
+    """The same moves by no more than `lanes` neighbours, one by one if that is 1."""
+    vectors.lanes = min(vectors.lanes, lanes)
+    if vectors.lanes == 1:
+        vectors.reads, vectors.results = [], []
+    return vectors

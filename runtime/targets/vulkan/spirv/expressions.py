@@ -73,12 +73,31 @@ def compare(body: Body, name: str, scalar: Scalar, a: int, b: int) -> int:
         # Not for speed alone: Mesa 22.3 gets an extended int32 against a literal wrong.
         if left is not None and right is not None:
             a, b, scalar = left, right, I32
+        elif (body.module.integer(a) is None) != (body.module.integer(b) is None):
+            return _compare_halves(body, name, a, b)  # the extension may lie behind a variable
     if name == "NE" and scalar.is_float and a == b:
         return is_nan(body, scalar, a)
     op = _COMPARE[scalar.kind].get(name)
     if op is None:
         raise CompileError(f"needs a comparison that SPIR-V has, got {name} of {scalar}")
     return body.pure(op, BOOL, a, b)
+
+
+def _compare_halves(body: Body, name: str, a: int, b: int) -> int:
+    """A comparison of 64-bit integers by those of their upper and lower 32 bits."""
+
+    def halves(value: int) -> tuple[int, int]:
+        upper = binary(body, "RShift", I64, value, body.constant(I64, 32))
+        return cast(body, upper, I64, I32), cast(body, value, I64, U32)
+
+    (upper, lower), (other_upper, other_lower) = halves(a), halves(b)
+    below = compare(body, name, U32, lower, other_lower)
+    if name in ("EQ", "NE"):
+        first = compare(body, name, I32, upper, other_upper)
+        return body.pure(_LOGICAL["And" if name == "EQ" else "Or"], BOOL, first, below)
+    strict = compare(body, name[0] + "T", I32, upper, other_upper)
+    level = compare(body, "EQ", I32, upper, other_upper)
+    return body.pure(Op.LogicalOr, BOOL, strict, body.pure(Op.LogicalAnd, BOOL, level, below))
 
 
 def is_nan(body: Body, scalar: Scalar, value: int) -> int:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from ...dsl.errors import LaunchError, LoadError
 from ...dsl.host import compiled, identifier
 from ..plan import Launch, LaunchPlan
-from .library import CAPTURE_RELAXED, PARAM_BUFFER, PARAM_SIZE
 from .context import Context, Stream
+from .library import CAPTURE_RELAXED, PARAM_BUFFER, PARAM_SIZE
 
 if TYPE_CHECKING:
     from ..device import Queue

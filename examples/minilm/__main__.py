@@ -72,8 +72,10 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--target", default="llvm", help="device (%(default)s)")
     parser.add_argument("--threads", type=int, default=2, help="of either side (%(default)s)")
-    parser.add_argument("--pairs", type=int, default=15, help="timed alternations (%(default)s)")
+    parser.add_argument("--pairs", type=int, help="timed alternations (15 on the host, else 3)")
     args = parser.parse_args()
+    if args.pairs is None:
+        args.pairs = 15 if args.target == "llvm" else 3
     if args.threads < 1 or args.pairs < 1:
         parser.error("--threads and --pairs need at least 1")
     return args

@@ -41,6 +41,7 @@ from .forms import (
     scan,
     scatter_add,
     sigmoid,
+    sinpi,
     softmax_sum,
     sqrt,
     sum,
@@ -54,6 +55,6 @@ __all__ = [
     "Stage", "Tensor", "abs", "any", "argmax", "axes", "axis", "bf16", "bool_", "dim", "erf",
     "exp", "f16", "f32", "f64", "finite", "floor", "i16", "i32", "i64", "i8", "isnan", "log",
     "log_sum_exp", "max", "maximum", "mean", "min", "minimum", "op", "prod", "require",
-    "require_indices", "rsqrt", "scan", "scatter_add", "sigmoid", "softmax_sum", "sqrt", "sum",
-    "tanh", "tensor", "top_k", "u16", "u32", "u64", "u8", "where",
+    "require_indices", "rsqrt", "scan", "scatter_add", "sigmoid", "sinpi", "softmax_sum", "sqrt",
+    "sum", "tanh", "tensor", "top_k", "u16", "u32", "u64", "u8", "where",
 ]  # fmt: skip

@@ -82,7 +82,10 @@ class Option:
 
 @dataclass(frozen=True)
 class Extent:
-    """The size of a dim that no input has, named like the argument (top_k's `k`)."""
+    """The size of a dim that no input has, named like the argument (top_k's `k`).
+
+    One that no result has either is a whole number, such as a stride.
+    """
 
     default: int | None = None
 

@@ -66,6 +66,18 @@ class AttentionError(RudnnError):
     """Bad arguments to `rudnn.attention`, or a strategy the device cannot run."""
 
 
+class PoolingError(RudnnError):
+    """Bad arguments to `rudnn.pooling`."""
+
+
+class InterpolationError(RudnnError):
+    """Bad arguments to `rudnn.interpolation`."""
+
+
+class GridSamplingError(RudnnError):
+    """Bad arguments to `rudnn.grid_sampling`."""
+
+
 def require_host(condition: bool, needs: str, got: object, error: type[RudnnError]) -> None:
     """Raise `error("needs …, got …")` unless `condition` holds."""
     if not condition:

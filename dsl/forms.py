@@ -354,6 +354,11 @@ def sigmoid(x: Value) -> Expr:
     return unary("sigmoid", x)
 
 
+def sinpi(x: Value) -> Expr:
+    """sin(πx): exactly 0 where x is whole."""
+    return unary("sinpi", x)
+
+
 def sqrt(x: Value) -> Expr:
     """The square root; NaN below 0."""
     return unary("sqrt", x)
@@ -388,5 +393,5 @@ __all__ = [
     "Cast", "LogSumExp", "Reduce", "Scan", "ScatterAdd", "SoftmaxSum", "TopK",
     "abs", "any", "argmax", "erf", "exp", "finite", "floor", "isnan", "log", "log_sum_exp", "max",
     "maximum", "mean", "min", "minimum", "prod", "rsqrt", "scan", "scatter_add", "sigmoid",
-    "softmax_sum", "sqrt", "sum", "tanh", "top_k", "where",
+    "sinpi", "softmax_sum", "sqrt", "sum", "tanh", "top_k", "where",
 ]  # fmt: skip

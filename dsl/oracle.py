@@ -68,10 +68,20 @@ _BINARY: dict[str, Any] = {
 }  # fmt: skip
 
 
+def _sinpi(x: Array) -> Array:
+    whole = np.floor(np.abs(x))
+    part = np.abs(x) - whole
+    turned = np.where(whole % 2 == 0, 1.0, -1.0) * np.sin(np.pi * np.minimum(part, 1 - part))
+    return np.copysign(1.0, x).astype(x.dtype) * turned.astype(x.dtype)
+
+
 def _erf(x: Array) -> Array:
     from math import erf
 
     return np.vectorize(erf, otypes=[x.dtype])(x) if x.size else x
+
+
+_SPECIAL: dict[str, Any] = {"erf": _erf, "sinpi": _sinpi}
 
 
 @dataclass
@@ -110,7 +120,7 @@ class Evaluator:
             return Labelled(inner.array.astype(self.type(node.dtype)), inner.axes)
         if isinstance(node, Unary):
             inner = self.eval(node.a)
-            fn = _erf if node.op == "erf" else _UNARY[node.op]
+            fn = _SPECIAL.get(node.op) or _UNARY[node.op]
             return Labelled(fn(inner.array), inner.axes)
         if isinstance(node, Binary):
             return self._elementwise(_BINARY[node.op], node.a, node.b)

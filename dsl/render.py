@@ -36,7 +36,7 @@ _NOT_ASSOCIATIVE = ("sub", "div", "floordiv", "mod")
 _CONDITION, _SUM, _PRODUCT, _PREFIX, _ATOM = 0, 4, 5, 6, 7
 _AROUND = {
     "exp": "exp({})", "log": "ln({})", "tanh": "tanh({})", "erf": "erf({})", "sigmoid": "σ({})",
-    "sqrt": "√({})", "abs": "|{}|", "floor": "⌊{}⌋", "isnan": "isnan({})",
+    "sinpi": "sin(π·{})", "sqrt": "√({})", "abs": "|{}|", "floor": "⌊{}⌋", "isnan": "isnan({})",
     "finite": "finite({})",
 }  # fmt: skip
 _REDUCE = {"sum": "Σ", "prod": "Π", "max": "max", "min": "min", "any": "∃", "argmax": "argmax"}

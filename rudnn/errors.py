@@ -9,12 +9,15 @@ from .dsl.errors import (
     DeviceError,
     DeviceLostError,
     DeviceTimeoutError,
+    GridSamplingError,
+    InterpolationError,
     LaunchError,
     LoadError,
     NNError,
     NormalizationError,
     OperatorError,
     OutOfMemoryError,
+    PoolingError,
     RudnnError,
     TargetError,
     WorkspaceError,
@@ -22,6 +25,7 @@ from .dsl.errors import (
 
 __all__ = [
     "AttentionError", "CompileError", "DeclarationError", "DeviceError", "DeviceLostError",
-    "DeviceTimeoutError", "LaunchError", "LoadError", "NNError", "NormalizationError",
-    "OperatorError", "OutOfMemoryError", "RudnnError", "TargetError", "WorkspaceError",
+    "DeviceTimeoutError", "GridSamplingError", "InterpolationError", "LaunchError", "LoadError",
+    "NNError", "NormalizationError", "OperatorError", "OutOfMemoryError", "PoolingError",
+    "RudnnError", "TargetError", "WorkspaceError",
 ]  # fmt: skip

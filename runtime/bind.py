@@ -247,8 +247,13 @@ class Binder:
         return starts
 
     def spec(self, views: Mapping[str, View], options: Mapping[str, Any]) -> Spec:
-        # A size of 0 is left to launch time: loops of no iterations cannot be scheduled.
-        static = tuple((n, s) for n, s in self.sizes.items() if s and n in self.declaration.static)
+        # A tensor's size of 0 is left to launch time: loops of no iterations cannot be scheduled.
+        tensors = (*self.declaration.inputs.values(), *self.declaration.outputs)
+        dims = {d for t in tensors for d in t.dims}
+        static = tuple(
+            (n, s) for n, s in self.sizes.items()
+            if n in self.declaration.static and (s or n not in dims)
+        )  # fmt: skip
         return Spec(
             tuple((n, views[n].dtype) for n in self.declaration.inputs if n in views),
             tuple((n, len(s)) for n, s in self.packs.items()),

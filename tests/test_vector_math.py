@@ -50,6 +50,10 @@ SPECIAL = {
         (0.0, 0.5), (-0.0, 0.5), (INF, 1.0), (-INF, 0.0), (NAN, NAN), (3e38, 1.0),
         (-104.1, 0.0), (-3e38, 0.0),
     ],
+    "sinpi": [
+        (0.0, 0.0), (-0.0, -0.0), (0.5, 1.0), (-0.5, -1.0), (1.5, -1.0), (1.0, 0.0), (-2.0, -0.0),
+        (3e38, 0.0), (INF, NAN), (-INF, NAN), (NAN, NAN),
+    ],
 }  # fmt: skip
 
 
@@ -58,12 +62,20 @@ def _sigmoid(x: np.ndarray) -> np.ndarray:
     return np.where(x < 0, e, 1.0) / (1.0 + e)
 
 
+def _sinpi(x: np.ndarray) -> np.ndarray:
+    part = np.mod(np.abs(x), 2.0)
+    within = np.where(part > 1, part - 1, part)
+    wave = np.sin(np.pi * np.minimum(within, 1 - within))
+    return np.copysign(1.0, x) * np.where(part > 1, -wave, wave)
+
+
 def _erf(x: np.ndarray) -> np.ndarray:
     return np.fromiter(map(math.erf, x.tolist()), np.float64, x.size)
 
 
 REFERENCE: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "exp": np.exp, "log": np.log, "tanh": np.tanh, "erf": _erf, "sigmoid": _sigmoid,
+    "sinpi": _sinpi,
 }  # fmt: skip
 
 

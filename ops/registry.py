@@ -24,7 +24,8 @@ from ..dsl.errors import OperatorError
 GROUP = "rudnn.ops"
 FAMILIES = (
     "normalization", "linear", "pointwise", "embedding", "attention", "recurrence", "selection",
-    "segments",
+    "segments", "pooling", "pooling_adaptive", "interpolation",
+    "grid_sampling",
 )  # fmt: skip
 
 

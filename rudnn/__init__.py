@@ -25,7 +25,10 @@ from .runtime.tensor import Tensor, empty, from_dlpack, tensor  # noqa: E402
 
 __version__ = "0.1.0"
 
-_FAMILIES = ("attention", "dsl", "errors", "nn", "normalization")
+_FAMILIES = (
+    "attention", "dsl", "errors", "grid_sampling", "interpolation", "nn", "normalization",
+    "pooling",
+)  # fmt: skip
 
 __all__ = [
     "Device", "Event", "MemoryUsage", "Queue", "Tensor", "device", "devices", "empty",

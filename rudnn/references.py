@@ -145,3 +145,108 @@ def _top_k(a: dict[str, Any]) -> Any:
 def _segment_sum(a: dict[str, Any]) -> Any:
     x = a["x"]
     return x.new_zeros(a["num_segments"], x.shape[1]).index_add(0, a["ids"], x)
+
+
+def _windows(a: dict[str, Any], x: Any, fill: float, letters: str = "HW") -> Any:
+    """x [..., H, W] with `fill` around it, cut so that a pooling without padding has OH × OW."""
+    margins: list[int] = []
+    for letter in reversed(letters):
+        count, kernel, stride, padding = (a[f"{n}{letter}"] for n in "OKSP")
+        needed = (count - 1) * stride + (kernel - 1) * a.get(f"D{letter}", 1) + 1
+        margins += [padding, needed - padding - x.shape[letters.index(letter) - 2]]
+    return _functional().pad(x, margins, value=fill)
+
+
+def _pairs(a: dict[str, Any], *names: str) -> list[tuple[int, int]]:
+    return [(a[f"{n}H"], a[f"{n}W"]) for n in names]
+
+
+@register("max_pool")
+def _max_pool(a: dict[str, Any]) -> Any:
+    return _max_pool_with_indices(a)[0]
+
+
+@register("max_pool_with_indices")
+def _max_pool_with_indices(a: dict[str, Any]) -> Any:
+    x = a["x"]
+    kernel, stride, dilation = _pairs(a, "K", "S", "D")
+    pool = _functional().max_pool2d
+
+    def padded(planes: Any, size: Any) -> Any:
+        around = _windows(a, planes, float("-inf"))
+        y, at = pool(around, kernel, stride, 0, dilation, return_indices=True)
+        width = around.shape[-1]
+        return y, (at // width - a["PH"]) * x.shape[-1] + at % width - a["PW"]
+
+    return _in_planes(a, padded)
+
+
+@register("avg_pool")
+def _avg_pool(a: dict[str, Any]) -> Any:
+    import torch
+
+    sums = _functional().avg_pool2d
+    kernel, stride = _pairs(a, "K", "S")
+    bare = a | {"PH": 0, "PW": 0}
+
+    def padded(planes: Any, size: Any) -> Any:
+        total = sums(_windows(a, planes, 0.0), kernel, stride, divisor_override=1)
+        ones = torch.ones_like(planes[:1])
+        if a["count_include_pad"]:
+            margins = (a["PW"], a["PW"], a["PH"], a["PH"])
+            ones = _windows(bare, _functional().pad(ones, margins, value=1.0), 0.0)
+        else:
+            ones = _windows(a, ones, 0.0)
+        return (total / (a["divisor"] or sums(ones, kernel, stride, divisor_override=1)),)
+
+    return _in_planes(a, padded)[0]
+
+
+@register("adaptive_max_pool")
+def _adaptive_max_pool(a: dict[str, Any]) -> Any:
+    return _adaptive_max_pool_with_indices(a)[0]
+
+
+@register("adaptive_max_pool_with_indices")
+def _adaptive_max_pool_with_indices(a: dict[str, Any]) -> Any:
+    pool = _functional().adaptive_max_pool2d
+    return _in_planes(a, lambda x, size: pool(x, size, return_indices=True))
+
+
+@register("adaptive_avg_pool")
+def _adaptive_avg_pool(a: dict[str, Any]) -> Any:
+    pool = _functional().adaptive_avg_pool2d
+    return _in_planes(a, lambda x, size: (pool(x, size),))[0]
+
+
+def _in_planes(a: dict[str, Any], pool: Callable[[Any, Any], Any]) -> Any:
+    """`pool` of x [..., H, W] seen as planes, its results [..., OH, OW]."""
+    x, size = a["x"], (a["OH"], a["OW"])
+    shape = (*x.shape[:-2], *size)
+    if 0 in shape:
+        return x.new_zeros(shape), x.new_zeros(shape).long()
+    made = pool(x.reshape(-1, 1, *x.shape[-2:]), size)
+    return tuple(y.reshape(shape) for y in made)
+
+
+@register("interpolate")
+def _interpolate(a: dict[str, Any]) -> Any:
+    mode, align, antialias = a["mode"], a["align_corners"], a["antialias"]
+    names = {"linear": "bilinear", "lanczos3": "lanczos"}
+    settings: dict[str, Any] = {"mode": names.get(mode, mode)}
+    if mode in ("linear", "bicubic"):
+        settings |= {"align_corners": align, "antialias": antialias}
+    elif mode == "lanczos3":  # torch has it antialiased only: no difference where places are dense
+        settings |= {"antialias": True}
+    resample = _functional().interpolate
+    return _in_planes(a, lambda x, size: (resample(x, size, **settings),))[0]
+
+
+@register("grid_sample")
+def _grid_sample(a: dict[str, Any]) -> Any:
+    x, grid = a["x"], a["grid"]
+    shape = (*x.shape[:2], *grid.shape[1:3])
+    if 0 in shape:
+        return x.new_zeros(shape)
+    names = ("mode", "padding_mode", "align_corners")
+    return _functional().grid_sample(x, grid, **{n: a[n] for n in names})

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ..dsl.errors import OperatorError
 
 if TYPE_CHECKING:
+    from ..dsl.declare import Declaration
     from .call import Caller
 
 
@@ -56,6 +57,7 @@ def _backward(caller: Caller, known: dict[str, Any], grad: Any) -> dict[str, Any
     assert backward is not None
     first, *rest = backward.inputs
     given = {first: grad} | {n: known[n] for n in rest}
+    known = _sizes(declaration, known) | known
     for name in (*backward.params, *backward.options, *backward.extents):
         if name in known:
             given[name] = known[name]
@@ -65,6 +67,22 @@ def _backward(caller: Caller, known: dict[str, Any], grad: Any) -> dict[str, Any
     return dict(zip(declaration.grads, grads, strict=True)) | dict.fromkeys(
         declaration.passes, grad
     )
+
+
+def _sizes(declaration: Declaration, known: dict[str, Any]) -> dict[str, int]:
+    """Dims of the forward's inputs by name, packs and broadcast inputs apart: a backward may ask
+    for them."""
+    sizes: dict[str, int] = {}
+    for name, declared in declaration.inputs.items():
+        if known[name] is None or declared.broadcast:
+            continue
+        dims, shape = declared.dims, known[name].shape
+        leading = next((i for i, d in enumerate(dims) if d.startswith("*")), len(dims))
+        trailing = len(dims) - leading - 1
+        sizes |= dict(zip(dims[:leading], shape, strict=False))
+        if trailing > 0:
+            sizes |= dict(zip(dims[-trailing:], shape[-trailing:], strict=True))
+    return sizes
 
 
 def _like(tensor: Any, grad: Any) -> Any:

@@ -15,8 +15,9 @@ The rules the code below keeps, because TVM breaks what does not:
 
 The polynomial coefficients are minimax fits (Remez exchange in 120-bit arithmetic, weighted for
 the relative error of the function's value), rounded to float32 one at a time from the lowest
-degree up, the rest fitted again after each. The bounds in the docstrings were measured against
-float64 on all 2**32 inputs, with FMA.
+degree up, the rest fitted again after each (for sinpi, least squares at Chebyshev points instead).
+The bounds in the docstrings were measured against float64 on all 2**32 inputs, with FMA (for
+sinpi, on 16 million of them up to 4000).
 """
 
 from __future__ import annotations

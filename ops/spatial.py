@@ -1,0 +1,69 @@
+"""Arguments of operators over one or two spatial dims, which are declared over two.
+
+One spatial dim is two of which the first has size 1.
+"""
+
+from __future__ import annotations
+
+import operator
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..dsl.errors import RudnnError, require_host
+from ..runtime.arrays import kind_of
+
+Numbers = int | Sequence[int]
+
+
+def spatial_rank(x: Any, arguments: Sequence[Any], error: type[RudnnError]) -> int:
+    """1 for [N, C, L] and [C, L], 2 for [N, C, H, W] and, where an argument is a pair, [C, H, W].
+
+    Raises `error` for other ranks, OperatorError for what is no array.
+    """
+    kind_of(x, "x")
+    dims = len(x.shape)
+    require_host(2 <= dims <= 4, "[N, C, L] or [N, C, H, W], with or without N", list(x.shape),
+                 error)  # fmt: skip
+    paired = any(isinstance(a, Sequence) and len(a) == 2 for a in arguments)
+    return 2 if dims == 4 or (dims == 3 and paired) else 1
+
+
+def numbers(
+    name: str, given: Any, rank: int, least: int, error: type[RudnnError]
+) -> tuple[int, ...]:
+    """`given`, one number for all spatial dims or one for each, as `rank` numbers ≥ `least`."""
+    items = tuple(given) if isinstance(given, Sequence) else (given,)
+    items = items * rank if len(items) == 1 else items
+    try:
+        made = tuple(-1 if isinstance(i, bool) else operator.index(i) for i in items)
+    except TypeError:
+        made = ()
+    require_host(len(made) == rank and all(i >= least for i in made),
+                 f"{name} of {rank} {'number' if rank == 1 else 'numbers'} ≥ {least}", repr(given),
+                 error)  # fmt: skip
+    return made
+
+
+def along(named: Mapping[str, Sequence[int]]) -> dict[str, int]:
+    """{"K": (3, 5)} as {"KH": 3, "KW": 5}."""
+    return {f"{n}{d}": v for n, pair in named.items() for d, v in zip("HW", pair, strict=True)}
+
+
+def lifted(x: Any, rank: int) -> Any:
+    """A view of x with two spatial dims; None stays None."""
+    return x if rank == 2 or x is None else x[..., None, :]
+
+
+def lowered(made: Any, rank: int, out: Any) -> Any:
+    """The result with `rank` spatial dims; `out` itself where it was given."""
+    if out is not None:
+        return out
+    return made if rank == 2 else made[..., 0, :]
+
+
+def is_tracked(x: Any) -> bool:
+    """Whether torch wants a gradient for x."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(x, torch.Tensor) and x.requires_grad \
+        and torch.is_grad_enabled()  # fmt: skip

@@ -10,7 +10,7 @@ from ..capability import Capability
 from ..emit import Emitter, masked, reducer
 from ..group import Group, is_map
 from ..rule import Config, Rejection, check
-from .loops import fuse_all
+from .loops import parallel_all
 
 
 class Fallback:
@@ -42,7 +42,7 @@ class Fallback:
             block = sch.get_sblock(name)
             loops = sch.get_loops(block)
             if rank:
-                sch.parallel(fuse_all(sch, loops[:rank]))
+                parallel_all(sch, loops[:rank])
             if len(loops) > rank:
                 # Apart from the loop: a reduction over nothing must still be set.
                 sch.decompose_reduction(block, loops[rank])

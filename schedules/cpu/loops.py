@@ -20,6 +20,21 @@ def vectorize(sch: Any, loop: Any, lanes: int, unroll: int = 1) -> Any:
     return outer
 
 
+def parallel_all(sch: Any, loops: list[Any]) -> Any:
+    """Adjacent loops run in parallel, fused where their extents are numbers or dims.
+
+    Returns the innermost loop left. TVM follows an index that a fused loop was taken apart for only
+    where it divides by those.
+    """
+    from tvm import tirx
+
+    extents = [sch.get(loop).extent for loop in loops[1:]]
+    if all(isinstance(e, (tirx.IntImm, tirx.Var)) for e in extents):
+        loops = [fuse_all(sch, loops)]
+    sch.parallel(loops[0])
+    return loops[-1]
+
+
 def fuse_all(sch: Any, loops: list[Any]) -> Any:
     """One loop for several adjacent ones."""
     return loops[0] if len(loops) == 1 else sch.fuse(*loops)

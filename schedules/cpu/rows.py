@@ -8,7 +8,7 @@ from functools import reduce
 from typing import Any
 
 from ...dsl import forms
-from ...dsl.expr import Read, Size, Stage
+from ...dsl.expr import DimRef, Read, Size, Stage
 from ...dsl.graph import reads
 from ..capability import Capability
 from ..emit import Emitter, combine, masked, reducer
@@ -58,6 +58,8 @@ class Rows:
             check(bool(group.head.axes), "needs at least one row axis"),
             check(all(s.axes[: len(group.head.axes)] == group.head.axes for s in group.stages),
                   "needs every stage over the same rows"),
+            check(all(isinstance(a.extent, (int, DimRef)) for a in group.head.axes[1:]),
+                  "needs numbers or dims as the extents of rows"),
             check(not _across(group), "needs the reduced axis innermost in memory"),
             check(not _stranded(group), "needs one result, the others read by it or reading none"),
         )  # fmt: skip

@@ -214,6 +214,20 @@ def test_threads_compile_for_several_architectures_at_once() -> None:
     assert found == wanted
 
 
+def test_tvms_warnings_about_its_own_rocm_are_left_out(capfd: pytest.CaptureFixture[str]) -> None:
+    from rudnn.runtime.targets.rocm.quiet import quiet
+
+    with quiet():
+        os.write(2, b"before\n[10:00:00] /x.cc:96: Warning: Unable to detect ROCm version, 1\n")
+        os.write(2, b"[10:00:00] /x.cc:9: Warning: Cannot get maximum number of threads for AMD "
+                    b"codegen\n[10:00:00] /x.cc:9: Warning: of note\nafter")  # fmt: skip
+    assert capfd.readouterr().err == "before\n[10:00:00] /x.cc:9: Warning: of note\nafter"
+    with pytest.raises(KeyError), quiet():
+        os.write(2, b"told\n")
+        raise KeyError
+    assert capfd.readouterr().err == "told\n"
+
+
 # --- what is refused ---
 
 

@@ -23,6 +23,7 @@ from ...plan import Launch, LaunchPlan
 from . import intrinsics, linker, matrix
 from .capability import Arch
 from .names import hide_values
+from .quiet import quiet
 
 if TYPE_CHECKING:
     from ....schedules.program import Program
@@ -100,7 +101,8 @@ def _check(launch: Launch, arch: Arch) -> None:
 def _target(arch: str) -> Any:
     import tvm
 
-    return tvm.target.Target({"kind": "rocm", "mcpu": arch}).with_host("llvm")
+    with quiet():
+        return tvm.target.Target({"kind": "rocm", "mcpu": arch}).with_host("llvm")
 
 
 @lru_cache(maxsize=1)
@@ -124,7 +126,7 @@ def _optimised(module: Any, target: Any, arch: Arch) -> str:
 
     parts = [_PRELUDE.read_text()]
     parts += [matrix.functions(unit, arch.family) for unit in arch.capability.matrix]
-    with _LOCK, tempfile.TemporaryDirectory(prefix="rudnn-") as folder:
+    with _LOCK, tempfile.TemporaryDirectory(prefix="rudnn-") as folder, quiet():
         _register()
         prelude = Path(folder, "prelude.ll")
         prelude.write_text("".join(parts))

@@ -83,10 +83,10 @@ def find_nvrtc() -> Nvrtc | None:
 def _candidates() -> Iterator[tuple[Path, Path]]:
     """Pairs of a library and a header folder that may be there, the preferred ones first."""
     packages = importlib.util.find_spec("nvidia")
-    for root in packages.submodule_search_locations or () if packages else ():
-        for library in sorted(Path(root).glob("*/lib/libnvrtc.so.*"), reverse=True):
+    for place in packages.submodule_search_locations or () if packages else ():
+        for library in sorted(Path(place).glob("*/lib/libnvrtc.so.*"), reverse=True):
             yield library, library.parents[1] / "include"  # one folder for all of CUDA 13
-            yield library, Path(root) / "cuda_runtime" / "include"  # a folder a package before
+            yield library, Path(place) / "cuda_runtime" / "include"  # a folder a package before
     for root in _toolkits():
         for library in (root / "lib64" / "libnvrtc.so", root / "lib" / "libnvrtc.so"):
             if library.exists():

@@ -16,8 +16,12 @@ Rooms = tuple[Room, ...]
 
 
 def through_registers(view: View, depth: int, factors: Factors, rooms: Rooms,
-                      multiply: Callable[[Tir], None]) -> None:  # fmt: skip
-    """Two places in shared memory: loads of a tile end when the one before is multiplied."""
+                      multiply: Callable[[Tir, Tir], None], pieces: int = 1) -> None:  # fmt: skip
+    """Two places in shared memory: loads of a tile end when the one before is multiplied.
+
+    `multiply(place, i)` does a tile's piece i of `pieces`. The loop is one over all pieces of all
+    tiles: one over a tile's pieces inside it LLVM takes apart, and runs out of registers.
+    """
     from tvm import tirx
 
     nest, tiles = view.nest, view.nest.ceil_div(view.size(view.k), depth)
@@ -38,18 +42,20 @@ def through_registers(view: View, depth: int, factors: Factors, rooms: Rooms,
     fetch(nest.number(0))
     put(nest.number(0))
     nest.barrier()
-    with nest.loop("tile", tiles) as tile:
+    with nest.loop("step", tiles * nest.number(pieces)) as step:
+        tile, piece = nest.unflatten(step, [tiles, nest.number(pieces)])
         following = tile + one < tiles
-        with nest.when(following):
+        with nest.when(tirx.all(piece.equal(nest.number(0)), following)):
             fetch(tile + one)
-        multiply(tirx.truncmod(tile, two))
-        with nest.when(following):
-            put(tile + one)
-        nest.barrier()
+        multiply(tirx.truncmod(tile, two), piece)
+        with nest.when(piece.equal(nest.number(pieces - 1))):
+            with nest.when(following):
+                put(tile + one)
+            nest.barrier()
 
 
 def through_memory(view: View, depth: int, factors: Factors, rooms: Rooms, stages: int,
-                   multiply: Callable[[Tir], None]) -> None:  # fmt: skip
+                   multiply: Callable[[Tir, Tir], None]) -> None:  # fmt: skip
     """`stages` places in shared memory, all but one of them with copies under way."""
     from tvm import tirx
 
@@ -70,4 +76,4 @@ def through_memory(view: View, depth: int, factors: Factors, rooms: Rooms, stage
         call(nest, f"rudnn_copy_async_wait_{stages - 2}")
         nest.barrier()  # everybody's copies have arrived, and the oldest place is read no more
         send(tile + ahead)
-        multiply(tirx.truncmod(tile, places))
+        multiply(tirx.truncmod(tile, places), nest.number(0))

@@ -11,6 +11,7 @@ from .contraction_view import View
 
 Tir = Any
 _STAGES = 2
+_PIECE = 128  # products of a piece of a tile: loads of one step overlap with the one before's
 _RUN = 4  # neighbours that a thread takes: 16 bytes of f32
 
 
@@ -27,6 +28,7 @@ class Plain:
         rows, columns, depth = tile
         self.down, self.across = rows // share[0], columns // share[1]
         self.threads = self.down * self.across
+        self.steps = min(depth, max(2, _PIECE // (share[0] * share[1])))
         self.run = (min(_RUN, share[0]), min(_RUN, share[1]))
         self.a = Factor(view, view.a, view.m, (rows, depth), self.threads, raw=False)
         self.b = Factor(view, view.b, view.n, (columns, depth), self.threads, raw=False)
@@ -52,7 +54,8 @@ class Plain:
         self._clear()
         for factor, start in zip((self.a, self.b), first, strict=True):
             factor.begin(start)
-        through_registers(self.view, self.tile[2], (self.a, self.b), self.rooms, self._multiply)
+        factors, pieces = (self.a, self.b), self.tile[2] // self.steps
+        through_registers(self.view, self.tile[2], factors, self.rooms, self._multiply, pieces)
         self.finish.run(shared, first, lambda i, _: self._put(shared, i))
 
     def _clear(self) -> None:
@@ -65,10 +68,12 @@ class Plain:
         with nest.loop("i", nest.number(rows * columns), "unroll") as i:
             nest.store(self.sums, [i], tirx.const(0, self.view.dtype))
 
-    def _multiply(self, stage: Tir) -> None:
-        """The products of the tiles at place `stage`."""
+    def _multiply(self, stage: Tir, piece: Tir) -> None:
+        """The products of a piece of the tiles at place `stage`."""
         nest, (rows, columns) = self.nest, self.share
-        with nest.loop("k", nest.number(self.tile[2])) as k:
+        steps = nest.number(self.steps)
+        with nest.loop("k", steps, "unroll") as step:
+            k = piece * steps + step
             for factor, room, near, count, run, corner, threads in zip(
                 (self.a, self.b), self.rooms, (self.left, self.right), self.share, self.run,
                 self.corner, (self.down, self.across), strict=True,

@@ -107,7 +107,7 @@ class Matrix:
         for held in (f for row in self.sums for f in row):
             self._call("zero", self._at(held))
 
-    def _multiply(self, stage: Tir) -> None:
+    def _multiply(self, stage: Tir, _: Tir) -> None:
         """The products of the tiles at place `stage`."""
         nest, unit = self.nest, self.unit
         for k in range(0, self.tile[2], unit.shape[2]):

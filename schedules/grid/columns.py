@@ -12,10 +12,11 @@ from ...dsl.expr import Axis, Size, Stage, as_expr, binary
 from ...dsl.lower import encode, storage
 from ..capability import Capability
 from ..emit import Emitter, combine, identity, masked
-from ..group import Group, innermost
+from ..group import Group
 from ..nest import static
 from ..rule import Config, Rejection, check, first_rejection
 from .nest import GridNest
+from .passes import kept_axis
 from .vectors import Vectors
 
 Tir = Any
@@ -64,17 +65,6 @@ class Columns:
         nest = GridNest(emitter, caps)
         reduce_columns(nest, group.head, config)
         return nest.finish()
-
-
-def kept_axis(stage: Stage) -> Axis | None:
-    """The kept axis that is innermost in memory, if no reduced axis is."""
-    node = stage.expr
-    if not isinstance(node, forms.Reduce):
-        return None
-    inner = innermost(node.body)
-    if set(node.over) & inner:
-        return None
-    return next((a for a in reversed(stage.axes) if a in inner), None)
 
 
 @dataclass(frozen=True)
@@ -129,7 +119,7 @@ def reduce_columns(nest: GridNest, stage: Stage, config: ColumnsConfig) -> None:
         _launch(nest, stage, shape, nest.number(1), total, total, add,
                 lambda _, column, env, value: store(column, env, value))  # fmt: skip
         return
-    parts = nest.workspace("parts", [chunks, *stage.shape], node.dtype)
+    parts = nest.workspace(f"{stage.name}_parts", [chunks, *stage.shape], node.dtype)
 
     def keep(part: Tir, column: Tir, env: dict[Axis, Tir], value: Tir) -> None:
         here = env | {axis: column}

@@ -10,8 +10,9 @@ from ..capability import Capability
 from ..emit import Emitter
 from ..group import Group, is_map
 from ..rule import Config, Rejection, check
-from .columns import ColumnsConfig, kept_axis, reduce_columns
+from .columns import ColumnsConfig, reduce_columns
 from .nest import GridNest
+from .passes import kept_axis
 from .pointwise import PointwiseConfig, map_stage
 from .rows import RowsConfig, reduce_rows
 
@@ -39,13 +40,12 @@ class Fallback:
         for stage in group.stages:
             if stage not in group.outputs:
                 nest.keep(stage)
-            else:
-                nest.sources[id(stage)] = nest.targets[id(stage)]
-                nest.reader(stage, nest.targets[id(stage)])
             if is_map(stage):
                 map_stage(nest, stage, PointwiseConfig(threads))
             elif kept_axis(stage) is not None:
                 reduce_columns(nest, stage, ColumnsConfig(threads))
             else:
                 reduce_rows(nest, [stage], [stage], stage.axes, RowsConfig())
+            made = nest.sources[id(stage)] = nest.targets[id(stage)]
+            nest.reader(stage, made)
         return nest.finish()

@@ -10,11 +10,30 @@ from ...dsl import forms
 from ...dsl.expr import Axis, Expr, Read, Size, Stage, as_expr
 from ...dsl.graph import reads
 from ...dsl.host import source
-from ...dsl.walk import walk
-from ..group import innermost, is_map
+from ...dsl.walk import free_axes, walk
+from ..group import is_map
 from ..rule import Rejection
 
 Tir = Any
+
+
+def contiguous_axes(node: Expr) -> set[Axis]:
+    """Axes along which the largest tensors that `node` reads are contiguous."""
+    axes = {read: len(free_axes(read)) for read in _reads(node)}
+    most = max(axes.values(), default=0)
+    large = [read for read, count in axes.items() if count == most]
+    return set().union(*(free_axes(r.index[-1]) for r in large if r.index))
+
+
+def kept_axis(stage: Stage) -> Axis | None:
+    """The kept axis of a reduction that is contiguous in memory, if no reduced axis is."""
+    node = stage.expr
+    if not isinstance(node, forms.Reduce):
+        return None
+    inner = contiguous_axes(node.body)
+    if set(node.over) & inner:
+        return None
+    return next((a for a in reversed(stage.axes) if a in inner), None)
 
 
 def own_axes(stage: Stage, rank: int) -> tuple[Axis, ...]:
@@ -24,7 +43,7 @@ def own_axes(stage: Stage, rank: int) -> tuple[Axis, ...]:
     """
     node = stage.expr
     if isinstance(node, forms.Reduce):
-        inner = innermost(node.body)
+        inner = contiguous_axes(node.body)
         return tuple(sorted(node.over, key=lambda a: a in inner))
     return stage.axes[rank:]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...dsl import forms
-from ...dsl.expr import Axis, Expr, Read, Stage
+from ...dsl.expr import Axis, Expr, Read, Stage, Tensor
 from ...dsl.graph import reads
 from ...dsl.lower import encode, storage
 from ...dsl.walk import free_axes, walk
@@ -203,10 +203,27 @@ class Held:
         """Registers (4 bytes) that a thread needs between passes; None if that is not known."""
         if self.total is None:
             return None
-        maps = [s for s in self.stages if sum(s in p.stages for p in self.passes) > 1]
-        kept = sum(r.tensor.dtype.bytes for r in self.reads if self._uses(r) > 1)
-        kept += sum(s.dtype.bytes for s in maps if is_map(s))
-        return -(-kept * self.elements(width) // 4)
+        # Narrow elements too: compilers like to keep them converted.
+        kept = [sum(-(-t.dtype.bytes // 4) for t in self._alive(i))
+                for i in range(1, len(self.passes))]  # fmt: skip
+        return max(kept, default=0) * self.elements(width)
+
+    def _alive(self, i: int) -> set[Tensor]:
+        """What pass number i and later ones need of what earlier ones have read or computed."""
+        done = {s for p in self.passes[:i] for s in p.stages}
+        had = {t for s in done for t in reads(s.expr)} & {r.tensor for r in self.reads}
+        alive: set[Tensor] = set()
+        for step in self.passes[i:]:
+            wanted: set[Tensor] = set(step.results)
+            for stage in reversed(step.stages):
+                if stage not in wanted:
+                    continue
+                if stage in done and is_map(stage):
+                    alive.add(stage)
+                else:
+                    wanted |= set(reads(stage.expr))
+            alive |= wanted & had
+        return alive
 
     def elements(self, width: int) -> int:
         """Elements of a row in each of `width` threads."""
@@ -217,11 +234,11 @@ class Held:
         """The next pass."""
         assert self.total is not None
         fresh = [s for s in step.stages if not is_map(s) or id(s) not in self.kept]
-        later = self.passes[self.passes.index(step) + 1 :]
+        later = self._alive(self.passes.index(step) + 1)
         count = -(-self.total // row.width)
         self._load(row, fresh, count)
         for stage in fresh:
-            if is_map(stage) and (stage in step.results or any(stage in p.stages for p in later)):
+            if is_map(stage) and (stage in step.results or stage in later):
                 self.kept[id(stage)] = self.vectors.registers(stage, count * self.lanes)
         row.start(step.stages)
         for i in range(count):

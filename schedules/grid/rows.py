@@ -16,11 +16,12 @@ from ..group import Group
 from ..nest import static
 from ..rule import Config, Rejection, check, first_rejection
 from .nest import GridNest
-from .passes import Pass, Scalars, own_axes, row_rejection, steps_of
+from .passes import Pass, Scalars, kept_axis, own_axes, row_rejection, steps_of
 from .row import Held, Row, Strided
 
 Tir = Any
 _REGISTERS = 64 * 1024  # of a multiprocessor, shared by the threads of a block
+_WORKING = 40  # registers of a thread for anything but elements of its row
 _FEW_ROWS = 32  # fewer do not fill a device with a block each
 _LONG = 32 * 1024  # elements of a row that several blocks share
 _MOST_PARTS = 256
@@ -47,6 +48,8 @@ class Rows:
         head = group.head
         return first_rejection(
             check(isinstance(head.expr, forms.Reduce), "needs a reduction"),
+            check(all(kept_axis(s) is None for s in group.stages),
+                  "needs the reduced axis innermost in memory"),
             row_rejection(group.stages, head.axes),
             check(len(group.stages) == 1 or not _few_and_long(head),
                   f"needs {_FEW_ROWS} rows or more, or elements no more than {_LONG}"),
@@ -134,8 +137,8 @@ def _width(nest: GridNest, held: Sequence[Held], config: RowsConfig) -> tuple[in
         width = max(width, min(need, most))
     registers = min(nest.caps.registers or 255, _REGISTERS // width)
     words = sum(h.words(width) or 0 for h in held)
-    fits = words <= registers // 2 and all(h.elements(width) <= 2 * config.elements for h in held)
-    if fits:
+    short = all(h.elements(width) <= 2 * config.elements for h in held)
+    if short and words + _WORKING <= registers:
         return width, True
     return min(most, 512, _power(max(h.total or 1 for h in held))), False
 
@@ -191,7 +194,7 @@ def _split(nest: GridNest, stage: Stage, config: RowsConfig) -> None:
     least = width * max(1, config.elements // lanes)
     chunk = binary("max", as_expr(least, i64), _ceil(total, _MOST_PARTS))
     count = _ceil(total, chunk)
-    parts = nest.workspace("parts", [*stage.shape, count], node.dtype)
+    parts = nest.workspace(f"{stage.name}_parts", [*stage.shape, count], node.dtype)
     size, chunks = nest.emitter.size(chunk), nest.emitter.size(count)
     extents = [nest.emitter.size(e) for e in stage.shape]
     blocks = nest.simple(nest.product(extents) * chunks)

@@ -42,10 +42,11 @@ class Nest:
     def _parameter(self, tensor: Tensor) -> Tir:
         from tvm import tirx
 
-        strides = self.emitter.strides(tensor)
+        # TVM has no element of a buffer without dims.
+        shape = [self.emitter.size(e) for e in tensor.shape] or [self.number(1)]
+        strides = self.emitter.strides(tensor) if tensor.shape else None
         made = tirx.decl_buffer(
-            [self.emitter.size(e) for e in tensor.shape], storage(tensor.dtype),
-            self.emitter.name(f"{tensor.name}_at"),
+            shape, storage(tensor.dtype), self.emitter.name(f"{tensor.name}_at"),
             data_alignment=WIDE_BYTES if self.emitter.wide(tensor) else tensor.dtype.bytes,
             strides=list(strides) if strides is not None else None,
         )  # fmt: skip

@@ -78,6 +78,10 @@ class GridSamplingError(RudnnError):
     """Bad arguments to `rudnn.grid_sampling`."""
 
 
+class ServiceError(RudnnError):
+    """Settings, weights, a store or a request that the attention service cannot use."""
+
+
 def require_host(condition: bool, needs: str, got: object, error: type[RudnnError]) -> None:
     """Raise `error("needs …, got …")` unless `condition` holds."""
     if not condition:

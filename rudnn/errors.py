@@ -19,6 +19,7 @@ from .dsl.errors import (
     OutOfMemoryError,
     PoolingError,
     RudnnError,
+    ServiceError,
     TargetError,
     WorkspaceError,
 )
@@ -27,5 +28,5 @@ __all__ = [
     "AttentionError", "CompileError", "DeclarationError", "DeviceError", "DeviceLostError",
     "DeviceTimeoutError", "GridSamplingError", "InterpolationError", "LaunchError", "LoadError",
     "NNError", "NormalizationError", "OperatorError", "OutOfMemoryError", "PoolingError",
-    "RudnnError", "TargetError", "WorkspaceError",
+    "RudnnError", "ServiceError", "TargetError", "WorkspaceError",
 ]  # fmt: skip

@@ -190,6 +190,54 @@ def bench(
     return benching.bench(suite, against.value if against else None, threads, json)
 
 
+@app.command()
+def serve(
+    host: Annotated[str, typer.Option("--host", help="The address to listen at.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: any.")] = 3000,
+    kernel: Annotated[
+        str, typer.Option("--kernel", metavar="NAME", help="dense or flash.")
+    ] = "flash",
+    pinned: Annotated[
+        bool, typer.Option("--pinned", help="Refuse requests that ask for another kernel.")
+    ] = False,
+    weights: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            "--weights", metavar="FILE", help="query, key, value in a .npz or .safetensors file."
+        ),
+    ] = None,
+    dim: Annotated[int, typer.Option("--dim", help="Numbers in a row, without a file.")] = 4,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the weights, without a file.")] = 0,
+    store: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--store", metavar="PATH", help="A SQLite file; default: in memory."),
+    ] = None,
+    device: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--device", metavar="NAME", help="Such as vulkan:0; default: the CPU."),
+    ] = None,
+    workers: Annotated[int, typer.Option("--workers", help="Processes; they need --store.")] = 1,
+    window: Annotated[
+        float, typer.Option("--window-ms", help="How long a request waits for others.")
+    ] = 1.0,
+    max_rows: Annotated[int, typer.Option("--max-rows", help="Of a request.")] = 1024,
+    max_body: Annotated[int, typer.Option("--max-body", help="Bytes of a request.")] = 8 << 20,
+    queue_rows: Annotated[int, typer.Option("--queue-rows", help="Most that wait.")] = 65536,
+) -> int:
+    """Serve attention over HTTP until told to stop.
+
+    POST /process, GET /retrieve, /health, /metrics, /docs, and a page at /. Needs the extra
+    `serve`.
+    """
+    from . import serve as work
+
+    return work.serve(
+        host, port, kernel=kernel, pinned=pinned, weights=weights, dim=dim, seed=seed, store=store,
+        device=device, workers=workers, window=window / 1000, max_rows=max_rows,
+        max_body=max_body, queue_rows=queue_rows,
+    )  # fmt: skip
+
+
 @cache_app.command(name="list")
 def cache_list(json: Json = False) -> int:
     """List the compiled kernels."""

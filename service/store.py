@@ -53,7 +53,11 @@ class Store:
         with _told(path):
             self._writer = _connect(path or ":memory:")
             self._writing = threading.Lock()
-            self._prepare(path)
+            try:
+                self._prepare(path)
+            except BaseException:
+                self._writer.close()
+                raise
             if path is None:
                 most = max(most_bytes // _PAGE_BYTES, 1)
                 self._writer.execute(f"PRAGMA max_page_count={most}")

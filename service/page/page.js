@@ -100,7 +100,8 @@ function drawMap(made, weights) {
   canvas.getContext("2d").putImageData(image, 0, 0);
   const cell = made.querySelector(".cell");
   canvas.addEventListener("pointermove", (event) => {
-    const place = (offset, length) => Math.min(size - 1, Math.max(0, Math.floor(offset / length * size)));
+    const place = (offset, length) => (
+      Math.min(size - 1, Math.max(0, Math.floor(offset / length * size))));
     const i = place(event.offsetY, canvas.clientHeight);
     const j = place(event.offsetX, canvas.clientWidth);
     cell.textContent = `row ${i} takes ${weights[i][j].toFixed(4)} of row ${j}`;
@@ -109,7 +110,7 @@ function drawMap(made, weights) {
 }
 
 function sample(dim) {
-  const number = (i, j) => (Math.sin(3 * i + 7 * j + 1) * 2).toFixed(1);
+  const number = (i, j) => Math.abs(Math.sin(3 * i + 7 * j + 1) * 2).toFixed(1);
   return Array.from({ length: 6 }, (_, i) => (
     Array.from({ length: dim }, (_, j) => number(i, j)).join(", "))).join("\n");
 }

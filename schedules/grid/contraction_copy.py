@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -114,8 +114,11 @@ class Factor:
             def keep(i: Tir, value: Tir, first: int = first) -> None:
                 nest.store(self.held, [nest.number(first) + i], value)
 
+            def load(place: dict[Axis, Tir], first: int = first) -> None:
+                self._load(first, place)
+
             with self.view.maybe(slot.active):
-                self._moved(slot, start, lambda at, s=slot, f=first: self._load(s, f, at), keep)
+                self._moved(slot, start, load, keep)
 
     def put(self, stage: Tir, room: Room) -> None:
         """The tile from registers to place `stage` of shared memory."""
@@ -147,7 +150,7 @@ class Factor:
             def keep(i: Tir, value: Tir, at: Tir = at) -> None:
                 nest.store(room.buffer, [at + i], value)
 
-            def copy(place: Mapping[Axis, Tir], at: Tir = at) -> None:
+            def copy(place: dict[Axis, Tir], at: Tir = at) -> None:
                 assert self.stored is not None, "what is sent lies in memory"
                 call(
                     nest,
@@ -221,7 +224,7 @@ class Factor:
             here = slot.env if self.by_k else self.view.place(self.own, own)
             keep(i, self._value(here | self.view.place(self.view.k, k)))
 
-    def _load(self, slot: _Slot, first: int, place: dict[Axis, Tir]) -> None:
+    def _load(self, first: int, place: dict[Axis, Tir]) -> None:
         """A whole vector to registers from `first` on."""
         nest, env = self.nest, self.view.env | place
         if self.vectors is None:
@@ -239,13 +242,13 @@ class Factor:
 
         self.vectors.run(place[axis], env, keep)
 
-    def _value(self, place: Mapping[Axis, Tir]) -> Tir:
+    def _value(self, place: dict[Axis, Tir]) -> Tir:
         if self.stored is not None:
             return self._source(self.stored, place)
         value = self.nest.emitter.lowering.expr(self.node, self.view.env | place)
         return encode(value, self.node.dtype) if self.raw else value
 
-    def _source(self, read: Read, place: Mapping[Axis, Tir]) -> Tir:
+    def _source(self, read: Read, place: dict[Axis, Tir]) -> Tir:
         """The element in global memory that a read takes."""
         index = self.nest.emitter.lowering.places(read, self.view.env | place)
         return self.nest.sources[id(read.tensor)][tuple(index)]

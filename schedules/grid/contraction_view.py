@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -87,7 +87,7 @@ class View:
         """Statements that run where `condition`, if there is one, holds."""
         return nullcontext() if condition is None else self.nest.when(condition)
 
-    def result(self, total: Tir, env: Mapping[Axis, Tir]) -> Tir:
+    def result(self, total: Tir, env: dict[Axis, Tir]) -> Tir:
         """The result's element as it is stored, from the finished sum at a point."""
         if self.out is self.head:
             return encode(total, self.out.dtype)
@@ -95,7 +95,7 @@ class View:
             value = self.nest.emitter.lowering.expr(self.out.expr, self.env | env)
         return encode(value, self.out.dtype)
 
-    def write(self, total: Tir, env: Mapping[Axis, Tir]) -> None:
+    def write(self, total: Tir, env: dict[Axis, Tir]) -> None:
         """Set the result's element at a point."""
         where = self.env | env
         index = [where[a] for a in self.out.axes]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from ...dsl.dtypes import f32
 from ...dsl.expr import Cast, Expr
 from ..capability import Capability, MatrixUnit
 from ..roles import Roles
-from .contraction_copy import Factor, Room, bare
+from .contraction_copy import Factor, Room
 from .contraction_finish import Finish
 from .contraction_pipeline import through_memory, through_registers
 from .contraction_view import View
@@ -25,8 +26,9 @@ def unit_for(found: Roles, caps: Capability) -> MatrixUnit | None:
 
 def _stored(node: Expr) -> str:
     """The type of a factor that is widened to f32, else ""."""
-    widened = isinstance(node, Cast) and node.dtype.name == "float32"
-    return node.a.dtype.name if widened and bare(node) is node.a else ""
+    if not isinstance(node, Cast) or isinstance(node.a, Cast) or node.dtype != f32:
+        return ""
+    return node.a.dtype.name
 
 
 class Matrix:

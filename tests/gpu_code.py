@@ -19,6 +19,9 @@ from rudnn.runtime import compiler
 from rudnn.runtime.targets import parse
 from rudnn.samples import specialise
 
+# Matrix products: in f16 and bf16 their kernels use matrix units.
+PRODUCTS = ("linear", "linear_backward", "batched_matmul", "batched_matmul_backward", "attention")
+
 
 @dataclass(frozen=True)
 class KernelCode:
@@ -39,11 +42,11 @@ class KernelCode:
 
 @dataclass(frozen=True)
 class Compiled:
-    """The kernels of one operator, and the rule and configuration that made each."""
+    """The kernels of one operator, the rule and configuration that made each, threads a block."""
 
     kernels: tuple[KernelCode, ...]
     rules: tuple[tuple[str, str, str], ...]
-    threads: int
+    threads: Mapping[str, int]
 
 
 def compiled(
@@ -78,10 +81,13 @@ def _reader() -> bytes:
 
 def _cuda(graph: Any, layouts: compiler.Layouts, target: str) -> dict[str, Any]:
     artifact = compiler.build(graph, layouts, target, f"rudnn_{graph.name}")
+    cubin = artifact.files[artifact.binary]
+    code = sass.instructions(cubin)
     kernels = [
-        KernelCode(n, c.registers, c.stack + c.local, c.spills, c.shared, 0, c.instructions)
-        for n, c in sass.inspect_cubin(artifact.files[artifact.binary]).items()
-    ]
+        KernelCode(n, u.registers, u.stack + u.local, code[n]["LDL"] + code[n]["STL"], u.shared,
+                   0, code[n])
+        for n, u in sass.resources(cubin).items()
+    ]  # fmt: skip
     return _record(kernels, artifact.plan)
 
 
@@ -101,11 +107,10 @@ def _rocm(graph: Any, layouts: compiler.Layouts, target: str) -> dict[str, Any]:
 
 
 def _record(kernels: list[KernelCode], plan: Any) -> dict[str, Any]:
-    threads = max((launch.block for launch in plan.launches), default=1)
     return {
         "kernels": [vars(k) | {"instructions": dict(Counter(k.instructions))} for k in kernels],
         "rules": plan.kernels,
-        "threads": threads,
+        "threads": {launch.entry: launch.block for launch in plan.launches},
     }
 
 

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from gpu_code import PRODUCTS
 
 import rudnn
 
@@ -22,7 +23,7 @@ def blocks(language: str) -> list[str]:
 
 
 def test_quick_start_is_short_and_ends_in_an_assert() -> None:
-    (code,) = blocks("python")
+    code = blocks("python")[0]
     lines = code.strip().splitlines()
     assert len(lines) <= 30 and lines[-1].startswith("assert")
 
@@ -61,7 +62,10 @@ def test_make_targets_exist() -> None:
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
 
 
-ROWS = re.findall(r"^\| `(rudnn\.\w+\.\w+)`[^|]*\| (\w*)\S* *\| ([^|]+) \| ([^|]+) \|$", TEXT, re.M)
+ROWS = re.findall(
+    r"^\| `(rudnn\.\w+\.\w+)`[^|]*\| (\w*)\S* *\| ([^|]+) \| R \| R \| (E|E M) \| (E|E M) \|$",
+    TEXT, re.M,
+)  # fmt: skip
 
 
 def test_table_tells_the_truth() -> None:
@@ -69,10 +73,12 @@ def test_table_tells_the_truth() -> None:
     from rudnn.ops.registry import operators
 
     declared = operators()
-    for path, backward, dtypes, _ in ROWS:
+    for path, backward, dtypes, *gpus in ROWS:
         _, family, name = path.split(".")
         module = getattr(rudnn, family)
         assert callable(getattr(module, name))
         declaration = declared[{"matmul": "batched_matmul"}.get(name, name)]
+        matrix = declaration.name in PRODUCTS
+        assert all(("M" in g) == matrix for g in gpus), path
         assert backward.startswith("yes") == (declaration.backward is not None), path
         assert dtypes.split() == [t.short for t in declaration.dtypes], path

@@ -76,8 +76,9 @@ class Emitter:
             self.lowering.readers[id(tensor)] = _indexer(holder)
 
     def name(self, stem: str) -> str:
-        """A fresh block name."""
-        return self._names.fresh(stem.replace(".", "_"))
+        """A fresh name, an identifier also where an axis is called by its extent."""
+        stem = stem.replace(".", "_")
+        return self._names.fresh(f"n{stem}" if stem[:1].isdigit() else stem)
 
     def size(self, value: Any) -> Tir:
         return self.lowering.size(value)

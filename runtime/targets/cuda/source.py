@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 PRELUDE = Path(__file__).with_name("prelude.cuh")
 _CALLS = re.compile(r"\brudnn_(?:m16n8k16|copy_async|atomic_add)_")
+_LEAST_INT = re.compile(r"-2147483648(?![\w.])")  # in C the negative of a long
 _CALLBACK = "tvm_callback_cuda_compile"
 _lock = threading.Lock()
 
@@ -43,6 +44,7 @@ def generate(functions: Sequence[DeviceFunction], target: Any) -> str:
         text = str(built.inspect_source("cuda"))
     except Exception as error:  # TVM raises several kinds here
         raise CompileError(f"TVM cannot write {functions[0].name} as CUDA: {error}") from error
+    text = _LEAST_INT.sub("(-2147483647 - 1)", text)
     return f"{PRELUDE.read_text('utf-8')}\n{text}" if _CALLS.search(text) else text
 
 

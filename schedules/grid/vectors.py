@@ -36,21 +36,22 @@ class Vectors:
         along = [r for r in sole if self.along(r)]
         self.reads = [r for r in along if wide(r.tensor)]
         self.results = [s for s in results if self._is_axis(s.axes[-1]) and wide(s)]
-        ranks: dict[Tensor, int] = {}
-        ranks.update((r.tensor, len(free_axes(r))) for r in along)
-        ranks.update((s, len(s.axes)) for s in results)
-        self.lanes = self._lanes(ranks)
+        self.lanes = self._lanes(along)
         if self.lanes == 1:
             self.narrow()
 
-    def _lanes(self, ranks: Mapping[Tensor, int]) -> int:
-        """As many as fill 16 bytes, if that serves at least half of the largest tensors."""
-        moved: list[Tensor] = [*(r.tensor for r in self.reads), *self.results]
-        most = max(ranks.values(), default=0)
-        large = [t in moved for t, rank in ranks.items() if rank == most]
-        if not moved or 2 * sum(large) < len(large):
+    def _lanes(self, along: Sequence[Read]) -> int:
+        """As many as fill 16 bytes, if that serves at least half of the largest tensors read.
+
+        What is written counts where nothing is read: the order in which a row is summed must not
+        depend on where its results go.
+        """
+        axes = [len(free_axes(r)) for r in along]
+        large: list[Tensor] = [r.tensor for r, n in zip(along, axes, strict=True) if n == max(axes)]
+        wide = [t for t in large or self.results if self.nest.emitter.wide(t)]
+        if not wide or 2 * len(wide) < len(large):
             return 1
-        return min(MOST_LANES, WIDE_BYTES // min(t.dtype.bytes for t in moved))
+        return min(MOST_LANES, WIDE_BYTES // min(t.dtype.bytes for t in wide))
 
     def narrow(self) -> None:
         """One element at a time."""

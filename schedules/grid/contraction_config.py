@@ -113,7 +113,7 @@ def _shared(config: ContractionConfig, unit: MatrixUnit | None) -> int:
         part = down * unit.shape[0] * across * unit.shape[1]
         return config.stages * tiles * size + part * _SUM_BYTES
     part = down * min(4, config.share[0]) * (config.tile[1] + pad)
-    return max(2 * tiles, part) * size
+    return max(2 * tiles + 1, part) * size
 
 
 def _registers(config: ContractionConfig, unit: MatrixUnit | None, caps: Capability) -> int:

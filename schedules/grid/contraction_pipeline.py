@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from ..nest import static
@@ -15,12 +16,14 @@ Factors = tuple[Factor, Factor]
 Rooms = tuple[Room, ...]
 
 
-def through_registers(view: View, depth: int, factors: Factors, rooms: Rooms,
-                      multiply: Callable[[Tir, Tir], None], pieces: int = 1) -> None:  # fmt: skip
+def through_registers(
+    view: View, depth: int, factors: Factors, rooms: Rooms, spare: Tir,
+    multiply: Callable[[Tir, Tir], None], pieces: int = 1,
+) -> None:  # fmt: skip
     """Two places in shared memory: loads of a tile end when the one before is multiplied.
 
-    `multiply(place, i)` does a tile's piece i of `pieces`. The loop is one over all pieces of all
-    tiles: one over a tile's pieces inside it LLVM takes apart, and runs out of registers.
+    `multiply(place, i)` does a tile's piece i of `pieces`: the loop is one over all pieces of all
+    tiles. `spare` is an element of shared memory that nothing else uses meanwhile.
     """
     from tvm import tirx
 
@@ -41,8 +44,7 @@ def through_registers(view: View, depth: int, factors: Factors, rooms: Rooms,
 
     fetch(nest.number(0))
     put(nest.number(0))
-    nest.barrier()
-    with nest.loop("step", tiles * nest.number(pieces)) as step:
+    with _rolled(view, tiles * nest.number(pieces), spare) as step:
         tile, piece = nest.unflatten(step, [tiles, nest.number(pieces)])
         following = tile + one < tiles
         with nest.when(tirx.all(piece.equal(nest.number(0)), following)):
@@ -52,6 +54,28 @@ def through_registers(view: View, depth: int, factors: Factors, rooms: Rooms,
             with nest.when(following):
                 put(tile + one)
             nest.barrier()
+
+
+@contextmanager
+def _rolled(view: View, count: Tir, spare: Tir) -> Iterator[Tir]:
+    """A barrier and a loop, whose length compilers do not know.
+
+    LLVM would write all rounds out, move their loads to the front and run out of registers. The
+    length comes from shared memory, past the barrier.
+    """
+    nest = view.nest
+    if static(count) is None:
+        nest.barrier()
+        with nest.loop("step", count) as step:
+            yield step
+        return
+    with nest.when(nest.thread.equal(nest.number(0))):
+        nest.store(spare.source, spare.indices, count.astype(str(spare.ty.dtype)))
+    nest.barrier()
+    length = nest.private("length", [], "int64")
+    nest.store(length, [nest.number(0)], spare.astype("int64"))
+    with nest.loop("step", length[nest.number(0)]) as step:
+        yield step
 
 
 def through_memory(view: View, depth: int, factors: Factors, rooms: Rooms, stages: int,

@@ -34,7 +34,7 @@ class Plain:
         self.b = Factor(view, view.b, view.n, (columns, depth), self.threads, raw=False)
         part = (self.down * self.run[0], columns)
         self.finish = Finish(view, (rows, columns), part, self.threads)
-        self.elements = max(_STAGES * (self.a.size + self.b.size), self.finish.size)
+        self.elements = max(_STAGES * (self.a.size + self.b.size) + 1, self.finish.size)
 
     @property
     def shared_bytes(self) -> int:
@@ -54,8 +54,11 @@ class Plain:
         self._clear()
         for factor, start in zip((self.a, self.b), first, strict=True):
             factor.begin(start)
-        factors, pieces = (self.a, self.b), self.tile[2] // self.steps
-        through_registers(self.view, self.tile[2], factors, self.rooms, self._multiply, pieces)
+        through_registers(
+            self.view, self.tile[2], (self.a, self.b), self.rooms,
+            shared[nest.number(_STAGES * (self.a.size + self.b.size))], self._multiply,
+            self.tile[2] // self.steps,
+        )  # fmt: skip
         self.finish.run(shared, first, lambda i, _: self._put(shared, i))
 
     def _clear(self) -> None:

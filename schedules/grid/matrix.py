@@ -95,7 +95,8 @@ class Matrix:
         if self.flying:
             through_memory(view, self.tile[2], factors, self.rooms, self.stages, self._multiply)
         else:
-            through_registers(view, self.tile[2], factors, self.rooms, self._multiply)
+            spare = shared[nest.number(0)]
+            through_registers(view, self.tile[2], factors, self.rooms, spare, self._multiply)
         self.finish.run(shared, first, lambda i, j: self._put(shared, i, j))
 
     def _fragments(self) -> None:

@@ -1,8 +1,8 @@
 /* A driver of one or more pretended devices, whose memory is the host's.
  *
  * Calls are written to a log; any function can be made to fail. A module is a shared library that
- * emulates its kernels (cuda/shim.h): launches run it. Any other image that starts with "\x7f" "ELF"
- * loads too, its kernels found by their names, and launches of it do nothing.
+ * emulates its kernels (cuda/shim.h): launches run it. Any other image that starts with "\x7f"
+ * "ELF" loads too, its kernels found by their names, and launches of it do nothing.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -16,13 +16,37 @@
 #include <unistd.h>
 
 typedef const char *(*run_t)(const void *, unsigned, unsigned, unsigned, unsigned);
-typedef struct { void *library; char *image; size_t size; } module_t;
-typedef struct { char name[256]; run_t run; } function_t;
-typedef struct { function_t *function; unsigned grid[3], block; char *params; size_t size; } launch_t;
-typedef struct { launch_t *launches; size_t count; } graph_t;
-typedef struct { graph_t *recording; int alive; } stream_t;
-typedef struct { struct timespec at; } event_t;
-typedef struct block { struct block *next; void *base; size_t size; } block_t;
+typedef struct {
+    void *library;
+    char *image;
+    size_t size;
+} module_t;
+typedef struct {
+    char name[256];
+    run_t run;
+} function_t;
+typedef struct {
+    function_t *function;
+    unsigned grid[3], block;
+    char *params;
+    size_t size;
+} launch_t;
+typedef struct {
+    launch_t *launches;
+    size_t count;
+} graph_t;
+typedef struct {
+    graph_t *recording;
+    int alive;
+} stream_t;
+typedef struct {
+    struct timespec at;
+} event_t;
+typedef struct block {
+    struct block *next;
+    void *base;
+    size_t size;
+} block_t;
 
 #ifndef STUB_CONTEXTS /* libhip_stub.c has neither contexts nor this tag */
 #define STUB_CONTEXTS 1
@@ -45,7 +69,10 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 /* --- for the tests --- */
 
 const char *stub_log(void) { return log_text; }
-void stub_clear(void) { log_size = 0; log_text[0] = 0; }
+void stub_clear(void) {
+    log_size = 0;
+    log_text[0] = 0;
+}
 /* The call of `name` after `after` others fails with `code`; "" lifts what was set. */
 void stub_fail(const char *name, int code, int after) {
     snprintf(fail_name, sizeof fail_name, "%s", name);
@@ -77,7 +104,11 @@ static int enter(const char *name, int needs_context) {
     if (sticky) return sticky;
     return STUB_CONTEXTS && needs_context && depth == 0 ? 201 : 0;
 }
-#define ENTER(needs) do { int code = enter(__func__, needs); if (code) return code; } while (0)
+#define ENTER(needs)                       \
+    do {                                   \
+        int code = enter(__func__, needs); \
+        if (code) return code;             \
+    } while (0)
 
 /* --- devices and contexts --- */
 
@@ -88,13 +119,15 @@ int cuInit(unsigned flags) {
     return 0;
 }
 int cuGetErrorName(int code, const char **text) {
-    *text = code == 2 ? "CUDA_ERROR_OUT_OF_MEMORY" : code == 700 ? "CUDA_ERROR_ILLEGAL_ADDRESS"
-                                                                : "CUDA_ERROR_SOME";
+    *text = code == 2     ? "CUDA_ERROR_OUT_OF_MEMORY"
+            : code == 700 ? "CUDA_ERROR_ILLEGAL_ADDRESS"
+                          : "CUDA_ERROR_SOME";
     return 0;
 }
 int cuGetErrorString(int code, const char **text) {
-    *text = code == 2 ? "out of memory" : code == 700 ? "an illegal memory access was encountered"
-                                                     : "some error";
+    *text = code == 2     ? "out of memory"
+            : code == 700 ? "an illegal memory access was encountered"
+                          : "some error";
     return 0;
 }
 int cuDeviceGetCount(int *count) {
@@ -103,7 +136,11 @@ int cuDeviceGetCount(int *count) {
     *count = text ? atoi(text) : 1;
     return 0;
 }
-int cuDeviceGet(int *device, int index) { ENTER(0); *device = index; return 0; }
+int cuDeviceGet(int *device, int index) {
+    ENTER(0);
+    *device = index;
+    return 0;
+}
 int cuDeviceGetName(char *name, int size, int device) {
     ENTER(0);
     snprintf(name, size, "Stub %d", device);
@@ -120,11 +157,28 @@ int cuDevicePrimaryCtxRetain(void **context, int device) {
     *context = &context_of_device[device];
     return 0;
 }
-int cuDeviceGetDefaultMemPool(void **pool, int device) { ENTER(0); *pool = &context_of_device[device]; return 0; }
-int cuMemPoolSetAttribute(void *pool, int which, void *value) { (void)pool, (void)which, (void)value; ENTER(0); return 0; }
-int cuCtxPushCurrent_v2(void *context) { contexts[depth++] = context; return 0; }
-int cuCtxPopCurrent_v2(void **context) { *context = contexts[--depth]; return 0; }
-int cuCtxSynchronize(void) { ENTER(1); return 0; }
+int cuDeviceGetDefaultMemPool(void **pool, int device) {
+    ENTER(0);
+    *pool = &context_of_device[device];
+    return 0;
+}
+int cuMemPoolSetAttribute(void *pool, int which, void *value) {
+    (void)pool, (void)which, (void)value;
+    ENTER(0);
+    return 0;
+}
+int cuCtxPushCurrent_v2(void *context) {
+    contexts[depth++] = context;
+    return 0;
+}
+int cuCtxPopCurrent_v2(void **context) {
+    *context = contexts[--depth];
+    return 0;
+}
+int cuCtxSynchronize(void) {
+    ENTER(1);
+    return 0;
+}
 
 /* --- modules and launches --- */
 
@@ -134,12 +188,15 @@ int cuModuleLoadData(module_t **out, const unsigned char *image) {
     uint64_t size;
     int file;
     ENTER(1);
-    if (memcmp(image, "\x7f" "ELF", 4) != 0) return 200;
+    if (memcmp(image,
+               "\x7f"
+               "ELF",
+               4) != 0)
+        return 200;
     memcpy(&size, image + 40, 8); /* section headers come last */
     size += (uint64_t)(image[58] | image[59] << 8) * (image[60] | image[61] << 8);
     module = calloc(1, sizeof *module);
-    if (image[16] == SHARED_OBJECT && image[18] != MACHINE_CUDA &&
-        image[18] != MACHINE_AMD) {
+    if (image[16] == SHARED_OBJECT && image[18] != MACHINE_CUDA && image[18] != MACHINE_AMD) {
         file = mkstemp(path);
         if (write(file, image, size) != (ssize_t)size) return 999;
         close(file);
@@ -174,8 +231,8 @@ int cuModuleUnload(module_t *module) {
 
 static int start(const launch_t *launch) {
     const char *error;
-    note("  %s grid=%u,%u block=%u params=", launch->function->name, launch->grid[0], launch->grid[1],
-         launch->block);
+    note("  %s grid=%u,%u block=%u params=", launch->function->name, launch->grid[0],
+         launch->grid[1], launch->block);
     for (size_t i = 0; i < launch->size; ++i) note("%02x", (unsigned char)launch->params[i]);
     note("\n");
     if (late) {
@@ -203,8 +260,7 @@ int cuLaunchKernel(function_t *function, unsigned gx, unsigned gy, unsigned gz, 
     (void)shared;
     if (!gx || !gy || !gz || gy > 65535 || gz > 65535 || !bx || bx > 1024 || by != 1 || bz != 1)
         return 1;
-    if (params || extra[0] != (void *)1 || extra[2] != (void *)2 ||
-        extra[4] != STUB_PARAM_END)
+    if (params || extra[0] != (void *)1 || extra[2] != (void *)2 || extra[4] != STUB_PARAM_END)
         return 1;
     launch.size = *(size_t *)extra[3];
     launch.params = memcpy(malloc(launch.size + 1), extra[1], launch.size);
@@ -228,8 +284,15 @@ int cuStreamCreate(stream_t **stream, unsigned flags) {
     (*stream)->alive = 1;
     return 0;
 }
-int cuStreamDestroy_v2(stream_t *stream) { ENTER(1); free(stream); return 0; }
-int cuStreamSynchronize(stream_t *stream) { ENTER(1); return stream && stream->recording ? 900 : 0; }
+int cuStreamDestroy_v2(stream_t *stream) {
+    ENTER(1);
+    free(stream);
+    return 0;
+}
+int cuStreamSynchronize(stream_t *stream) {
+    ENTER(1);
+    return stream && stream->recording ? 900 : 0;
+}
 int cuStreamBeginCapture_v2(stream_t *stream, int mode) {
     (void)mode;
     ENTER(1);
@@ -250,7 +313,11 @@ int cuGraphInstantiateWithFlags(graph_t **executable, graph_t *graph, unsigned l
     **executable = *graph;
     return 0;
 }
-int cuGraphDestroy(graph_t *graph) { ENTER(1); free(graph); return 0; }
+int cuGraphDestroy(graph_t *graph) {
+    ENTER(1);
+    free(graph);
+    return 0;
+}
 int cuGraphExecDestroy(graph_t *graph) {
     ENTER(1);
     for (size_t i = 0; i < graph->count; ++i) free(graph->launches[i].params);
@@ -264,20 +331,34 @@ int cuGraphLaunch(graph_t *graph, stream_t *stream) {
     for (size_t i = 0; i < graph->count; ++i) start(&graph->launches[i]);
     return 0;
 }
-int cuEventCreate(event_t **event, unsigned flags) { (void)flags; ENTER(1); *event = calloc(1, sizeof **event); return 0; }
+int cuEventCreate(event_t **event, unsigned flags) {
+    (void)flags;
+    ENTER(1);
+    *event = calloc(1, sizeof **event);
+    return 0;
+}
 int cuEventRecord(event_t *event, stream_t *stream) {
     (void)stream;
     ENTER(1);
     clock_gettime(CLOCK_MONOTONIC, &event->at);
     return 0;
 }
-int cuEventSynchronize(event_t *event) { (void)event; ENTER(1); return 0; }
-int cuEventElapsedTime(float *milliseconds, event_t *a, event_t *b) {
+int cuEventSynchronize(event_t *event) {
+    (void)event;
     ENTER(1);
-    *milliseconds = (float)((b->at.tv_sec - a->at.tv_sec) * 1e3 + (b->at.tv_nsec - a->at.tv_nsec) / 1e6);
     return 0;
 }
-int cuEventDestroy_v2(event_t *event) { ENTER(1); free(event); return 0; }
+int cuEventElapsedTime(float *milliseconds, event_t *a, event_t *b) {
+    ENTER(1);
+    *milliseconds =
+        (float)((b->at.tv_sec - a->at.tv_sec) * 1e3 + (b->at.tv_nsec - a->at.tv_nsec) / 1e6);
+    return 0;
+}
+int cuEventDestroy_v2(event_t *event) {
+    ENTER(1);
+    free(event);
+    return 0;
+}
 
 /* --- memory: each block poisoned when it comes and when it goes --- */
 
@@ -330,9 +411,19 @@ int cuMemAllocAsync(uint64_t *address, size_t size, void *stream) {
     ENTER(1);
     return getenv("STUB_NO_POOLS") ? 801 : allocate(address, size);
 }
-int cuMemAlloc_v2(uint64_t *address, size_t size) { ENTER(1); return allocate(address, size); }
-int cuMemFreeAsync(uint64_t address, void *stream) { (void)stream; ENTER(1); return release(address); }
-int cuMemFree_v2(uint64_t address) { ENTER(1); return release(address); }
+int cuMemAlloc_v2(uint64_t *address, size_t size) {
+    ENTER(1);
+    return allocate(address, size);
+}
+int cuMemFreeAsync(uint64_t address, void *stream) {
+    (void)stream;
+    ENTER(1);
+    return release(address);
+}
+int cuMemFree_v2(uint64_t address) {
+    ENTER(1);
+    return release(address);
+}
 int cuMemGetInfo_v2(size_t *available, size_t *total) {
     ENTER(1);
     *available = memory_total - memory_used;

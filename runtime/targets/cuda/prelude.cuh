@@ -1,6 +1,6 @@
 /* Functions that generated kernels call: matrix units, asynchronous copies, atomics.
  *
- * A matrix unit ID has ID_load_a, ID_load_a_t, ID_load_b, ID_load_b_t, ID_mma, ID_zero and ID_store.
+ * A matrix unit ID has ID_load_a, _load_a_t, _load_b, _load_b_t, _mma, _zero and _store.
  * All 32 lanes of a warp call together. Tiles lie in shared memory; the rows of an operand's tile
  * start at multiples of 16 bytes, those of an f32 tile at multiples of 8. Fragments are local
  * arrays of a lane, aligned to 4 bytes: 8 elements of A, 4 of B, 4 of the accumulator.

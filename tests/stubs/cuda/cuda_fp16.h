@@ -15,7 +15,8 @@ static inline float rudnn_half_to_float(unsigned short h) {
   return value;
 }
 static inline unsigned short rudnn_float_to_half(float x) {
-  unsigned bits = rudnn_bits<unsigned>(x), sign = bits >> 16 & 0x8000u, magnitude = bits & 0x7FFFFFFFu;
+  unsigned bits = rudnn_bits<unsigned>(x), sign = bits >> 16 & 0x8000u,
+           magnitude = bits & 0x7FFFFFFFu;
   if (magnitude > 0x7F800000u) return sign | 0x7FFF;
   if (magnitude >= 0x477FF000u) return sign | 0x7C00; /* 65520 and more */
   if (magnitude < 0x38800000u) /* denormal: an integer multiple of 2**-24, rounded by rintf */
@@ -27,25 +28,42 @@ static inline unsigned short rudnn_float_to_half(float x) {
 struct __half {
   unsigned short bits;
   __half() = default;
-  template <typename T> __half(T x) : bits(rudnn_float_to_half((float)x)) {}
+  template <typename T>
+  __half(T x) : bits(rudnn_float_to_half((float)x)) {}
   operator float() const { return rudnn_half_to_float(bits); }
 };
 typedef __half half;
-struct __half2 { half x, y; };
-#define RUDNN_HALF(OP)                                                                       \
-  static inline half operator OP(half a, half b) { return half((float)a OP (float)b); }
-RUDNN_HALF(+) RUDNN_HALF(-) RUDNN_HALF(*) RUDNN_HALF(/)
+struct __half2 {
+  half x, y;
+};
+#define RUDNN_HALF(OP) \
+  static inline half operator OP(half a, half b) { return half((float)a OP(float) b); }
+RUDNN_HALF(+)
+RUDNN_HALF(-) RUDNN_HALF(*) RUDNN_HALF(/)
 #undef RUDNN_HALF
-static inline bool __hgt(half a, half b) { return (float)a > (float)b; }
+    static inline bool __hgt(half a, half b) {
+  return (float)a > (float)b;
+}
 static inline bool __hlt(half a, half b) { return (float)a < (float)b; }
 static inline float __half2float(half x) { return (float)x; }
 static inline half __float2half(float x) { return half(x); }
 static inline half __float2half_rn(float x) { return half(x); }
-static inline half __short_as_half(short x) { half h; h.bits = (unsigned short)x; return h; }
-static inline half __ushort_as_half(unsigned short x) { half h; h.bits = x; return h; }
+static inline half __short_as_half(short x) {
+  half h;
+  h.bits = (unsigned short)x;
+  return h;
+}
+static inline half __ushort_as_half(unsigned short x) {
+  half h;
+  h.bits = x;
+  return h;
+}
 static inline unsigned short __half_as_ushort(half x) { return x.bits; }
 static inline half hsqrt(half x) { return half(sqrtf((float)x)); }
 static inline half hfloor(half x) { return half(floorf((float)x)); }
-static inline half __habs(half x) { x.bits &= 0x7FFF; return x; }
+static inline half __habs(half x) {
+  x.bits &= 0x7FFF;
+  return x;
+}
 static inline bool __hisnan(half x) { return (x.bits & 0x7FFF) > 0x7C00; }
 #endif

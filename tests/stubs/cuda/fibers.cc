@@ -13,7 +13,11 @@ namespace rudnn {
 namespace {
 enum State { READY, BARRIER, EXCHANGE, DONE };
 enum { WARP = 32, MOST = 1024, STACK = 256 * 1024 };
-struct Copy { void *to; const void *from; size_t size; };
+struct Copy {
+  void *to;
+  const void *from;
+  size_t size;
+};
 struct Fiber {
   ucontext_t start;
   jmp_buf here; /* once begun; a switch by ucontext takes system calls, a jump none */
@@ -68,7 +72,8 @@ void prepare(unsigned index) {
   makecontext(&fiber.start, work, 0);
 }
 
-/* Lets an exchange of a warp happen if all of its lanes that still run have come; whether it did. */
+/* Lets an exchange of a warp happen if all of its lanes that still run have come; whether it did.
+ */
 bool release_exchange(unsigned first) {
   unsigned end = std::min<unsigned>(first + WARP, block_threads);
   for (unsigned i = first; i < end; ++i) {

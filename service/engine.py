@@ -61,12 +61,20 @@ class Engine:
         self._deliver = deliver(self.store)
 
     def warm(self) -> None:
-        """Have every kernel compiled that a request can need: with a mask, without, and maps."""
-        row, rows = (np.zeros((n, self.weights.dim), np.float32) for n in (1, 2))
+        """Have kernels compiled before they are asked for.
+
+        On the CPU there is one for any size, with a mask and without; other devices have several.
+        """
+        many = min(self.settings.max_rows, MAP_ROWS)
+        batches = ((1,), (8,), (many,) * 8, (1, 2), (many, many - 1), (many, 1))
         for name in self.kernels:
-            for requests in ([row], [row, rows], [np.concatenate([rows] * 4), row]):
-                self._attend[name](requests)
-            self._maps[name](rows)
+            for lengths in batches:
+                self._attend[name]([self._zeros(n) for n in lengths if n])
+            for n in (2, 16, many):
+                self._maps[name](self._zeros(n))
+
+    def _zeros(self, rows: int) -> Array:
+        return np.zeros((rows, self.weights.dim), np.float32)
 
     def process(self, jobs: Sequence[Job]) -> list[Answer]:
         """Attention for each job's rows: one call a kernel, one commit for all."""

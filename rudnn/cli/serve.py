@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 from typing import Any
 
 from .arguments import BadArgument
+from .output import waiting
 
 _NEEDED = ("fastapi", "fastapi_offline", "orjson", "prometheus_client", "uvicorn")
 
@@ -20,10 +22,14 @@ def serve(host: str, port: int, **options: Any) -> int:
 
     settings = Settings(**options)
 
-    def ready(address: str) -> None:
-        kept = f"in {settings.store}" if settings.store else "in memory"
-        print(f"listening on {address}: kernel {settings.kernel}, representations {kept}",
-              flush=True)  # fmt: skip
+    with contextlib.ExitStack() as starting:
+        starting.enter_context(waiting("compiling kernels"))
 
-    run(settings, host, port, ready)
+        def ready(address: str) -> None:
+            starting.close()
+            kept = f"in {settings.store}" if settings.store else "in memory"
+            print(f"listening on {address}: kernel {settings.kernel}, representations {kept}",
+                  flush=True)  # fmt: skip
+
+        run(settings, host, port, ready)
     return 0

@@ -6,10 +6,11 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
-from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 from prometheus_client.registry import Collector
 
 # Several processes write their numbers there; `prometheus_client` looks when it is imported.
@@ -57,11 +58,22 @@ class Metrics:
         """The exposition format, with how many representations are stored."""
         shown = self._registry
         if FOLDER in os.environ:
+            _forget_dead(Path(os.environ[FOLDER]))
             shown = CollectorRegistry()
             MultiProcessCollector(shown)
         total = CollectorRegistry()
         total.register(_Stored(stored))
         return generate_latest(shown) + generate_latest(total)
+
+
+def _forget_dead(folder: Path) -> None:
+    """Nothing waits for a worker that is no more."""
+    for path in folder.glob("gauge_live*.db"):
+        pid = int(path.stem.rpartition("_")[2])
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            mark_process_dead(pid, str(folder))
 
 
 class _Stored(Collector):

@@ -211,6 +211,23 @@ def test_workers_share_a_store(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["s.db"]
 
 
+def test_a_worker_that_dies_is_replaced_and_forgotten(tmp_path: Path) -> None:
+    with running("--store", tmp_path / "s.db", "--workers", 2, "--window-ms", 500) as server:
+        children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children")
+        workers = [int(pid) for pid in children.read_text().split()
+                   if "spawn_main" in Path(f"/proc/{pid}/cmdline").read_text()]  # fmt: skip
+        assert len(workers) == 2
+        with ThreadPoolExecutor(8) as pool:
+            asked = [pool.submit(server.ask, "POST", "/process", [ROW] * 3) for _ in range(8)]
+            time.sleep(0.2)
+            os.kill(workers[0], signal.SIGKILL)
+            answered = [a.result() for a in asked if a.exception() is None]
+        stored = server.retrieve()
+        assert all(r.status == 200 and r.id in stored for r in answered)
+        assert server.ask("POST", "/process", ROW).status == 200
+        assert server.metric("rudnn_waiting_rows") == 0
+
+
 def test_workers_end_with_their_supervisor(tmp_path: Path) -> None:
     with running("--store", tmp_path / "s.db", "--workers", 2) as server:
         id = server.ask("POST", "/process", ROW).id

@@ -5,11 +5,13 @@
 #   make demo     MiniLM sentences      make types    mypy on the built wheel
 #   make bench    against torch         make clean    remove all of it
 #
-# TARGET is the device of the demo; ARGS goes to pytest, the demo or the benchmark as it is.
+# TARGET is the device of the demo; JOBS is how many tests run at a time; ARGS goes to pytest, the
+# demo or the benchmark as it is.
 
 PYTHON ?= python3
 TARGET ?= llvm
 ARGS   ?=
+JOBS   ?= 2
 
 VENV  := .venv
 BIN   := $(VENV)/bin
@@ -26,7 +28,7 @@ SUBPACKAGES := $(patsubst %/__init__.py,%,$(wildcard dsl/__init__.py ops/__init_
 dev: build/editable.stamp
 
 test: dev
-	$(BIN)/pytest -q $(ARGS)
+	$(BIN)/pytest -q -n $(JOBS) $(ARGS)
 
 lint: dev
 	$(BIN)/ruff check .

@@ -248,8 +248,8 @@ class Binder:
 
     def spec(self, views: Mapping[str, View], options: Mapping[str, Any]) -> Spec:
         # A tensor's size of 0 is left to launch time: loops of no iterations cannot be scheduled.
-        tensors = (*self.declaration.inputs.values(), *self.declaration.outputs)
-        dims = {d for t in tensors for d in t.dims}
+        dims = {d for i in self.declaration.inputs.values() for d in i.dims}
+        dims |= {d for o in self.declaration.outputs for d in o.dims}
         static = tuple(
             (n, s) for n, s in self.sizes.items()
             if n in self.declaration.static and (s or n not in dims)

@@ -6,12 +6,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from ...dsl import forms
+from ...dsl.expr import Stage
 from ..capability import Capability
 from ..emit import Emitter
 from ..group import Group, is_map
+from ..roles import roles
 from ..rule import Config, Rejection, check
 from .columns import ColumnsConfig, reduce_columns
-from .nest import GridNest
+from .contraction import Contraction, multiply
+from .nest import GridNest, block_size
 from .passes import kept_axis
 from .pointwise import PointwiseConfig, map_stage
 from .rows import RowsConfig, reduce_rows
@@ -36,16 +39,24 @@ class Fallback:
 
     def lower(self, emitter: Emitter, group: Group, caps: Capability, config: Config) -> Any:
         nest = GridNest(emitter, caps)
-        threads = min(256, caps.max_threads)
+        threads = block_size(caps, 256)
         for stage in group.stages:
             if stage not in group.outputs:
                 nest.keep(stage)
-            if is_map(stage):
-                map_stage(nest, stage, PointwiseConfig(threads))
-            elif kept_axis(stage) is not None:
-                reduce_columns(nest, stage, ColumnsConfig(threads))
-            else:
-                reduce_rows(nest, [stage], [stage], stage.axes, RowsConfig())
-            made = nest.sources[id(stage)] = nest.targets[id(stage)]
-            nest.reader(stage, made)
+            compute(nest, stage, threads)
         return nest.finish()
+
+
+def compute(nest: GridNest, stage: Stage, threads: int) -> None:
+    """The launches of one reduction or pointwise stage, which from then on is read from memory."""
+    alone = Group(stage.name, (stage,), (stage,))
+    if is_map(stage):
+        map_stage(nest, stage, PointwiseConfig(threads))
+    elif roles(alone) is not None:
+        multiply(nest, alone, Contraction().default(alone, nest.caps))
+    elif kept_axis(stage) is not None:
+        reduce_columns(nest, stage, ColumnsConfig(threads))
+    else:
+        reduce_rows(nest, [stage], [stage], stage.axes, RowsConfig())
+    made = nest.sources[id(stage)] = nest.targets[id(stage)]
+    nest.reader(stage, made)

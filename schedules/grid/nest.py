@@ -16,6 +16,11 @@ _ALL_LANES = 0xFFFFFFFF
 _NARROW = ("int8", "int16", "uint8", "uint16", "bool")
 
 
+def block_size(caps: Capability, wanted: int) -> int:
+    """The greatest power of two up to `wanted` that a block may have threads."""
+    return 1 << (min(wanted, caps.max_threads).bit_length() - 1)
+
+
 class GridNest(Nest):
     """A nest of one or more launches, which run one after the other.
 
@@ -86,9 +91,12 @@ class GridNest(Nest):
         made = self.simple(value)
         return made if static(made) is not None else self.bind(name, made)
 
-    def keep(self, stage: Stage) -> None:
-        """Room for a stage in the workspace: what a launch sets, those after it read."""
-        made = self.workspace(stage.name, stage.shape, stage.dtype)
+    def keep(self, stage: Stage, room: Tir | None = None) -> None:
+        """Room for a stage in the workspace: what a launch sets, those after it read.
+
+        `room` is that of another stage, which nothing reads any more.
+        """
+        made = self.workspace(stage.name, stage.shape, stage.dtype) if room is None else room
         self.targets[id(stage)] = self.sources[id(stage)] = made
         self.reader(stage, made)
 

@@ -16,7 +16,7 @@ from ..emit import Emitter
 from ..group import Group
 from ..recurrence import Held, Recurrence, column_of, rejection
 from ..rule import Config, Rejection
-from .nest import GridNest
+from .nest import GridNest, block_size
 
 Tir = Any
 LONGEST = 128  # loops up to this many rounds are written out
@@ -50,7 +50,7 @@ class Scan:
         return rejection(group)
 
     def default(self, group: Group, caps: Capability) -> ScanConfig:
-        threads = min(128, caps.max_threads)
+        threads = block_size(caps, 128)
         if _fits_registers(group, caps):
             return ScanConfig(threads)
         head = group.stages[0].expr

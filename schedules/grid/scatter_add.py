@@ -14,7 +14,8 @@ from ..group import Group
 from ..rule import Config, Rejection
 from ..scatter import column as column_of
 from ..scatter import rejection
-from .nest import GridNest
+from .nest import GridNest, block_size
+from .terms import both, float32, int32
 
 Tir = Any
 
@@ -52,7 +53,7 @@ class ScatterAdd:
         assert isinstance(node, forms.ScatterAdd)
         column = column_of(stage.axes, node)
         width = _least_power(column, 32)
-        threads = min(128, caps.max_threads)
+        threads = block_size(caps, 128)
         return ScatterAddConfig(threads, width, max(64, threads // width))
 
     def space(self, group: Group, caps: Capability) -> Iterator[ScatterAddConfig]:
@@ -124,7 +125,7 @@ class _Sums:
         self.sums = nest.shared(
             "sums", [nest.number(config.targets), nest.number(config.width)], "float32"
         )
-        self._mine(lambda local: nest.store(self.sums, [local, self.lane], _zero()))
+        self._mine(lambda local: nest.store(self.sums, [local, self.lane], float32(0.0)))
         self._points()
 
         def publish(local: Tir) -> None:
@@ -137,9 +138,7 @@ class _Sums:
 
     def _within(self, condition: Tir) -> Tir:
         """`condition`, and that the thread has a column."""
-        from tvm import tirx
-
-        return condition if self.column is None else tirx.all(condition, self.inside)
+        return condition if self.column is None else both(condition, self.inside)
 
     def _mine(self, body: Any) -> None:
         """`body(target within the block)` for those of this thread."""
@@ -174,36 +173,34 @@ class _Sums:
 
     def _list(self, start: Tir, total: Tir, extents: Sequence[Tir]) -> Tir:
         """The points of the block in a piece, in order, to shared memory; how many these are."""
-        from tvm import tirx
-
         nest, config, zero = self.nest, self.config, self.nest.number(0)
         locals_ = nest.private("locals", [nest.number(config.points)], "int32")
         found = nest.private("found", [], "int32")
-        nest.store(found, [zero], _int(0))
+        nest.store(found, [zero], int32(0))
         mine = nest.bind("mine", nest.thread * nest.number(config.points))
         for u in range(config.points):
             offset = nest.number(u)
-            nest.store(locals_, [offset], _int(-1))
+            nest.store(locals_, [offset], int32(-1))
             point = nest.bind("point", start + mine + offset)
             with nest.when(point < total):
                 env = self.env | self._over(point, extents)
                 goal = nest.bind("goal", self.at(self.node.at, env))
                 local = nest.bind("local", goal - self.first)
-                fits = tirx.all(local >= zero, local < nest.number(config.targets),
+                fits = both(local >= zero, local < nest.number(config.targets),
                                 goal >= zero, goal < self.limit)  # fmt: skip
                 with nest.when(fits):
                     nest.store(locals_, [offset], local.astype("int32"))
-                    nest.store(found, [zero], found[zero] + _int(1))
+                    nest.store(found, [zero], found[zero] + int32(1))
         end, count = self._ends(found[zero])
         place = nest.private("place", [], "int32")
         nest.store(place, [zero], end - found[zero])
         for u in range(config.points):
             offset = nest.number(u)
-            with nest.when(locals_[offset] >= _int(0)):
+            with nest.when(locals_[offset] >= int32(0)):
                 slot = nest.bind("slot", place[zero].astype("int64"))
                 nest.store(self.listed, [slot], (mine + offset).astype("int32"))
                 nest.store(self.goals, [slot], locals_[offset])
-                nest.store(place, [zero], place[zero] + _int(1))
+                nest.store(place, [zero], place[zero] + int32(1))
         return count
 
     def _ends(self, count: Tir) -> tuple[Tir, Tir]:
@@ -237,7 +234,7 @@ class _Sums:
             for u in range(ahead):
                 cell = [nest.number(u)]
                 entry = nest.bind("entry", batch * nest.number(ahead) + nest.number(u))
-                nest.store(places, cell, _int(-1))
+                nest.store(places, cell, int32(-1))
                 with nest.when(self._within(entry < count)):
                     local = nest.bind("local", self.goals[entry])
                     own = tirx.truncmod(local.astype("int64"), self.teams).equal(self.team)
@@ -249,18 +246,6 @@ class _Sums:
                         nest.store(places, cell, local)
             for u in range(ahead):
                 place = places[nest.number(u)]
-                with nest.when(place >= _int(0)):
+                with nest.when(place >= int32(0)):
                     at = [place.astype("int64"), self.lane]
                     nest.store(self.sums, at, self.sums[tuple(at)] + values[nest.number(u)])
-
-
-def _int(value: int) -> Tir:
-    from tvm import tirx
-
-    return tirx.const(value, "int32")
-
-
-def _zero() -> Tir:
-    from tvm import tirx
-
-    return tirx.const(0.0, "float32")

@@ -15,6 +15,7 @@ from ...dsl.expr import Axis, Expr, Stage, Unary
 from ...dsl.lower import encode
 from ...dsl.walk import free_axes
 from .nest import GridNest
+from .terms import both, float32, int32, select
 from .vectors import reading
 
 Tir = Any
@@ -60,7 +61,7 @@ class _Mending:
             part = nest.bind("part", thread // width)
             env[self.column] = nest.bind("column", tile * width + lane)
             exists = env[self.column] < columns
-            with nest.when(_both(exists, self._odd(env, lane, part, exists))):
+            with nest.when(both(exists, self._odd(env, lane, part, exists))):
                 self._again(env, part)
 
     def _points(self, axes: Sequence[Axis], part: Tir, body: Any) -> None:
@@ -78,21 +79,21 @@ class _Mending:
         """Whether any value of the thread's column is NaN or infinite."""
         nest, zero = self.nest, self.nest.number(0)
         found = nest.private("found", [], "int32")
-        nest.store(found, [zero], _int(0))
+        nest.store(found, [zero], int32(0))
 
         def look(point: dict[Axis, Tir]) -> None:
             finite = self.lower(Unary("finite", self.node.value, bool_), env | point)
-            nest.store(found, [zero], _select(finite, found[zero], _int(1)))
+            nest.store(found, [zero], select(finite, found[zero], int32(1)))
 
         with nest.when(exists):
             self._points(self.node.over, part, look)
         cells = nest.shared("odd", [nest.number(self.parts), nest.number(_WIDTH)], "int32")
         nest.store(cells, [part, lane], found[zero])
         nest.barrier()
-        total: Tir = _int(0)
+        total: Tir = int32(0)
         for i in range(self.parts):
             total = total + cells[nest.number(i), lane]
-        return nest.bind("any", total) > _int(0)
+        return nest.bind("any", total) > int32(0)
 
     def _again(self, env: dict[Axis, Tir], part: Tir) -> None:
         """The rows of one column: each summed as it is meant, and set if that is not finite."""
@@ -104,14 +105,14 @@ class _Mending:
             weighted = self.lower(self.what.weight, at) * self.lower(self.node.value, at)
             nest.store(total, [zero], total[zero] + weighted)
             finite = self.lower(Unary("finite", self.node.value, bool_), at)
-            nest.store(hits, [zero], _select(finite, hits[zero], _int(1)))
+            nest.store(hits, [zero], select(finite, hits[zero], int32(1)))
 
         def row(index: dict[Axis, Tir]) -> None:
             here = env | index
-            nest.store(total, [zero], _real(0.0))
-            nest.store(hits, [zero], _int(0))
+            nest.store(total, [zero], float32(0.0))
+            nest.store(hits, [zero], int32(0))
             self._sum(self.node.over, here, add)
-            with nest.when(hits[zero] > _int(0)):
+            with nest.when(hits[zero] > int32(0)):
                 with reading(nest, {id(self.what.product): lambda *_: total[zero]}):
                     value = self.lower(self.result.expr, here)
                 place = [here[a] for a in self.result.axes]
@@ -129,27 +130,3 @@ class _Mending:
             return
         with nest.when(self.lower(self.node.where, env)):  # type: ignore[arg-type]
             add(env)
-
-
-def _both(a: Tir, b: Tir) -> Tir:
-    from tvm import tirx
-
-    return tirx.all(a, b)
-
-
-def _select(condition: Tir, then: Tir, otherwise: Tir) -> Tir:
-    from tvm import tirx
-
-    return tirx.Select(condition, then, otherwise)
-
-
-def _int(value: int) -> Tir:
-    from tvm import tirx
-
-    return tirx.const(value, "int32")
-
-
-def _real(value: float) -> Tir:
-    from tvm import tirx
-
-    return tirx.const(value, "float32")

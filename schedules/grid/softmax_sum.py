@@ -34,10 +34,9 @@ from ..group import Group, contraction, is_map
 from ..roles import roles
 from ..rule import Config, Rejection
 from ..softmax import rejection, source, split
-from .columns import ColumnsConfig, kept_axis, reduce_columns
 from .contraction import Contraction, multiply
-from .nest import GridNest
-from .pointwise import PointwiseConfig, map_stage
+from .fallback import compute
+from .nest import GridNest, block_size
 from .rows import RowsConfig, reduce_rows
 from .softmax_mend import Mended, mend
 
@@ -66,7 +65,7 @@ class SoftmaxSum:
         return rejection(group)
 
     def default(self, group: Group, caps: Capability) -> MaterialisedConfig:
-        return MaterialisedConfig(min(256, caps.max_threads))
+        return MaterialisedConfig(block_size(caps, 256))
 
     def space(self, group: Group, caps: Capability) -> Iterator[MaterialisedConfig]:
         yield self.default(group, caps)
@@ -128,7 +127,7 @@ class _Materialised:
         return cast(Read(stage, stage.axes, None, stage.dtype), f32)
 
     def _scores(self) -> None:
-        """Masked scores → workspace, the product under them computed on the way if there is one."""
+        """Masked scores → workspace, computed out of the product under them if there is one."""
         node, axes = self.node, (*self.rows, *self.node.over)
         expr = node.score
         if node.where is not None:
@@ -141,57 +140,41 @@ class _Materialised:
             return
         for product in self.products:
             self.nest.keep(product)
-            self._compute(product)
-        map_stage(self.nest, self.scores, PointwiseConfig(self.threads))
+            compute(self.nest, product, self.threads)
+        compute(self.nest, self.scores, self.threads)
 
     def _multiply(self, group: Group) -> None:
         multiply(self.nest, group, Contraction().default(group, self.nest.caps))
 
-    def _compute(self, stage: Stage) -> None:
-        """A launch, or more, for a reduction of any kind or a pointwise stage."""
-        alone = Group(self.group.name, (stage,), (stage,))
-        if is_map(stage):
-            map_stage(self.nest, stage, PointwiseConfig(self.threads))
-        elif roles(alone) is not None:
-            self._multiply(alone)
-        elif kept_axis(stage) is not None:
-            reduce_columns(self.nest, stage, ColumnsConfig(self.threads))
-        else:
-            reduce_rows(self.nest, [stage], [stage], stage.axes, RowsConfig())
-        self._computed([stage])
-
-    def _computed(self, stages: Sequence[Stage]) -> None:
-        """Stages had names within their launch: from here on they are read from memory."""
-        for stage in stages:
-            self.nest.reader(stage, self.nest.targets[id(stage)])
-
     def _weights(self) -> None:
         """Row maxima, exponentials and their sums → workspace.
 
-        The weights are as narrow as the values where a matrix unit multiplies them then; their
-        sums are of what they were before.
+        The weights are as narrow as the values where a matrix unit multiplies them then, their
+        sums are of what they were before; else they take the place of the scores.
         """
-        over, rows, axes = self.node.over, self.rows, self.scores.axes
+        nest, over, rows, axes = self.nest, self.node.over, self.rows, self.scores.axes
         scores = self._at(self.scores)
         self.top = self._stage("top", rows, forms.Reduce("max", scores, over, None, "ignore", f32))
-        self.exponential = Unary("exp", binary("sub", scores, self._shift()), f32)
-        exact = self._stage("exact", axes, self.exponential)
+        exponential = Unary("exp", binary("sub", scores, self._shift()), f32)
+        exact = self._stage("exact", axes, exponential)
         weight = self._at(exact)
         self.total = self._stage("total", rows, forms.Reduce("sum", weight, over, None, "any", f32))
         stored = cast(weight, self.dtype)
         self.weights = self._stage("weights", axes, stored, self.dtype, wide=True)
-        stages = [self.top, self.weights, self.total]
-        for stage in stages:
-            self.nest.keep(stage)
+        self.exact = exponential if self.dtype != f32 else self._at(self.weights)
+        kept = [self.top, self.total, *([self.weights] if self.means else [])]
+        for stage in kept:
+            shares = stage is self.weights and self.dtype == f32
+            nest.keep(stage, nest.targets[id(self.scores)] if shares else None)
         found = binary("add", self._shift(), Unary("log", self._at(self.total), f32))
         sums = [self._result(s, self._unless_empty(found, _NONE)) for s in self.sums]
-        stages += [s for s in sums if s.axes == rows]
-        inside = [self.top, exact, *stages[1:]]
-        reduce_rows(self.nest, inside, stages, rows, RowsConfig())
-        self._computed(stages)
+        results = [*kept, *(s for s in sums if s.axes == rows)]
+        reduce_rows(nest, [self.top, exact, *results[1:]], results, rows, RowsConfig())
+        for stage in kept:  # within their launch they had names
+            nest.reader(stage, nest.targets[id(stage)])
         for stage in sums:
             if stage.axes != rows:
-                map_stage(self.nest, stage, PointwiseConfig(self.threads))
+                compute(nest, stage, self.threads)
 
     def _shift(self) -> Expr:
         """What scores are taken from: their maximum, 0 where that is −inf."""
@@ -204,28 +187,30 @@ class _Materialised:
 
     def _mean(self, stage: Stage) -> None:
         """A result: Σ weights · value / sum, and what follows."""
+        nest, where = self.nest, self.node.where
+        fused = self._summed(stage, self._finite_value(), None)
+        product, result = fused.stages
+        if contraction(product.expr) is not None and roles(fused) is not None:
+            self._multiply(fused)
+            if where is not None:
+                mend(nest, Mended(self.node, self.exact, product, result), self.threads)
+            return
+        product, result = self._summed(stage, self.node.value, where).stages
+        nest.keep(product)
+        compute(nest, product, self.threads)
+        compute(nest, result, self.threads)
+
+    def _summed(self, stage: Stage, value: Expr, where: Expr | None) -> Group:
+        """Σ weights · value, and a result made of it."""
         node = self.node
-        body = binary("mul", self._at(self.weights), self._finite_value())
-        axes = (*self.rows, *node.column_axes())
-        axes = tuple(a for a in stage.axes if a in axes)
-        summed = forms.Reduce("sum", body, node.over, None, "any", f32)
-        tiled = contraction(summed) is not None
-        if not tiled:
-            body = binary("mul", self._at(self.weights), node.value)
-            summed = forms.Reduce("sum", body, node.over, node.where, "any", f32)
+        axes = tuple(a for a in stage.axes if a in (*self.rows, *node.column_axes()))
+        body = binary("mul", self._at(self.weights), value)
+        summed = forms.Reduce("sum", body, node.over, where, "any", f32)
         product = self._stage(f"{stage.name}_sum", axes, summed)
         mean = self._unless_empty(binary("div", self._at(product), self._at(self.total)), _ZERO)
         whole = _replaced(stage.expr, self.heads, mean) if is_map(stage) else mean
         result = self._result(stage, whole)
-        fused = Group(self.group.name, (product, result), (result,))
-        if not tiled or roles(fused) is None:
-            self.nest.keep(product)
-            self._compute(product)
-            map_stage(self.nest, result, PointwiseConfig(self.threads))
-            return
-        self._multiply(fused)
-        if node.where is not None:
-            mend(self.nest, Mended(node, self.exponential, product, result), self.threads)
+        return Group(self.group.name, (product, result), (result,))
 
     def _finite_value(self) -> Expr:
         """The value; where masks are, 0 for what is not finite: see `mend`."""

@@ -13,7 +13,8 @@ from ..emit import Emitter
 from ..group import Group
 from ..rule import Config, Rejection
 from ..selection import Keys, rejection
-from .nest import GridNest
+from .nest import GridNest, block_size
+from .terms import both, either, least, select
 
 Tir = Any
 _FAR = 2**62  # past every place
@@ -45,15 +46,15 @@ class TopK:
         node = group.stages[0].expr
         assert isinstance(node, forms.TopK)
         length = node.along.extent
-        most = min(256, caps.max_threads)
+        most = block_size(caps, 256)
         if not isinstance(length, int):
             return TopKConfig(most)
         if length > 16 * most:
-            return TopKConfig(min(1024, caps.max_threads))
+            return TopKConfig(block_size(caps, 1024))
         threads = min(most, max(1, caps.subgroup))
         while threads < most and threads * 4 < length:
             threads *= 2
-        return TopKConfig(threads, max(1, min(128, caps.max_threads) // threads))
+        return TopKConfig(threads, max(1, block_size(caps, 128) // threads))
 
     def space(self, group: Group, caps: Capability) -> Iterator[TopKConfig]:
         first = self.default(group, caps)
@@ -92,7 +93,7 @@ class _Selection:
             self.exists = row < total
             self.member = nest.bind("member", thread % threads)
             # A block's last rows may not exist; their threads take part in what all do together.
-            row = nest.bind("row", _least(row, total - nest.number(1)))
+            row = nest.bind("row", least(row, total - nest.number(1)))
             for axis, value in zip(rows, nest.unflatten(row, extents), strict=True):
                 self.env[axis] = nest.opaque(axis.name, value)
             self._row()
@@ -108,9 +109,9 @@ class _Selection:
             own = self.place[zero]
             key = nest.reduce("max", self.best[zero], self.config.threads)
             mine = self.best[zero].equal(key)
-            place = nest.reduce("min", _select(mine, own, nest.number(_FAR)), self.config.threads)
-            with nest.when(_both(mine, own.equal(place))):
-                with nest.when(_both(self.exists, place < self.count)):
+            place = nest.reduce("min", select(mine, own, nest.number(_FAR)), self.config.threads)
+            with nest.when(both(mine, own.equal(place))):
+                with nest.when(both(self.exists, place < self.count)):
                     self._publish(slot, place)
                 self._look(key, place)
 
@@ -125,10 +126,10 @@ class _Selection:
             at = nest.bind("at", i * nest.number(step) + self.member)
             with nest.when(at < self.count):
                 fresh = nest.bind("fresh", self._key(at))
-                after = _either(fresh < last, _both(fresh.equal(last), at > place))
+                after = either(fresh < last, both(fresh.equal(last), at > place))
                 # Places ascend: of equal keys the first stays.
-                better = _either(fresh > self.best[zero], self.place[zero].equal(nest.number(_FAR)))
-                with nest.when(_both(after, better)):
+                better = either(fresh > self.best[zero], self.place[zero].equal(nest.number(_FAR)))
+                with nest.when(both(after, better)):
                     nest.store(self.best, [zero], fresh)
                     nest.store(self.place, [zero], at)
 
@@ -143,27 +144,3 @@ class _Selection:
             index = [slot if a is self.node.rank else self.env[a] for a in stage.axes]
             taken = stage.expr.take  # type: ignore[attr-defined]
             self.nest.write(stage, index, place if taken == "index" else self._score(place))
-
-
-def _least(a: Tir, b: Tir) -> Tir:
-    from tvm import tirx
-
-    return tirx.min(a, b)
-
-
-def _both(*conditions: Tir) -> Tir:
-    from tvm import tirx
-
-    return tirx.all(*conditions)
-
-
-def _either(*conditions: Tir) -> Tir:
-    from tvm import tirx
-
-    return tirx.any(*conditions)
-
-
-def _select(condition: Tir, then: Tir, otherwise: Tir) -> Tir:
-    from tvm import tirx
-
-    return tirx.Select(condition, then, otherwise)

@@ -1,0 +1,45 @@
+"""Terms of TIR under short names; TVM is imported when one is made."""
+
+from __future__ import annotations
+
+from typing import Any
+
+Tir = Any
+
+
+def int32(value: int) -> Tir:
+    from tvm import tirx
+
+    return tirx.const(value, "int32")
+
+
+def float32(value: float) -> Tir:
+    from tvm import tirx
+
+    return tirx.const(value, "float32")
+
+
+def both(*conditions: Tir) -> Tir:
+    from tvm import tirx
+
+    return tirx.all(*conditions)
+
+
+def either(*conditions: Tir) -> Tir:
+    from tvm import tirx
+
+    return tirx.any(*conditions)
+
+
+def select(condition: Tir, then: Tir, otherwise: Tir) -> Tir:
+    """One of two values, both of which can be computed."""
+    from tvm import tirx
+
+    return tirx.Select(condition, then, otherwise)
+
+
+def least(a: Tir, b: Tir) -> Tir:
+    """The lesser of two integers."""
+    from tvm import tirx
+
+    return tirx.min(a, b)

@@ -91,6 +91,14 @@ class GridNest(Nest):
         made = self.simple(value)
         return made if static(made) is not None else self.bind(name, made)
 
+    def hidden(self, name: str, value: Tir) -> Tir:
+        """`value`, computed once here, where TVM's passes do not look behind the name.
+
+        For what comes of divisions by sizes known at launch: written out in every index, they
+        take TVM seconds a kernel.
+        """
+        return super().opaque(name, value)
+
     def keep(self, stage: Stage, room: Tir | None = None) -> None:
         """Room for a stage in the workspace: what a launch sets, those after it read.
 

@@ -66,6 +66,10 @@ class AttentionError(RudnnError):
     """Bad arguments to `rudnn.attention`, or a strategy the device cannot run."""
 
 
+class ConvError(RudnnError):
+    """Bad arguments to `rudnn.convolution`, or a strategy the device cannot run."""
+
+
 class PoolingError(RudnnError):
     """Bad arguments to `rudnn.pooling`."""
 

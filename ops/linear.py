@@ -13,7 +13,8 @@ _EXAMPLE = {"rows": (128,), "K": 384, "N": 384}
 _ACTIVATION = Option(None, ACTIVATIONS)
 
 
-def _activate(x: Expr, activation: str | None) -> Expr:
+def activate(x: Expr, activation: str | None) -> Expr:
+    """The activation of that name at x; None is x itself."""
     if activation == "relu":
         return where(x < 0, 0.0, x)  # NaN stays
     if activation in ("gelu", "gelu_tanh"):
@@ -21,7 +22,8 @@ def _activate(x: Expr, activation: str | None) -> Expr:
     return silu_of(x) if activation == "silu" else x
 
 
-def _slope(x: Expr, activation: str) -> Expr:
+def slope(x: Expr, activation: str) -> Expr:
+    """The derivative of `activate`."""
     if activation == "relu":
         return where(x > 0, f32(1.0), f32(0.0))
     if activation in ("gelu", "gelu_tanh"):
@@ -32,7 +34,7 @@ def _slope(x: Expr, activation: str) -> Expr:
 def _finish(total: Expr, bias: Any, activation: str | None, residual: Any, r: Any, n: Any) -> Expr:
     if bias is not None:
         total = total + bias[n]
-    total = _activate(total, activation)
+    total = activate(total, activation)
     return total if residual is None else total + residual[r, n]
 
 
@@ -114,7 +116,7 @@ def linear_backward(
     if activation is not None:
         z = sum(x[r, k] * weight[n, k], over=k)
         z = z if bias is None else z + bias[n]
-        local = tensor("local", (r, n), grad[r, n] * _slope(z, activation))
+        local = tensor("local", (r, n), grad[r, n] * slope(z, activation))
     dx = sum(local[r, n] * weight[n, k], over=n)
     dweight = sum(local[r, n] * x[r, k], over=r)
     return dx, dweight, sum(f32(local[r, n]), over=r)

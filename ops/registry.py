@@ -24,8 +24,7 @@ from ..dsl.errors import OperatorError
 GROUP = "rudnn.ops"
 FAMILIES = (
     "normalization", "linear", "pointwise", "embedding", "attention", "recurrence", "selection",
-    "segments", "pooling", "pooling_adaptive", "interpolation",
-    "grid_sampling",
+    "segments", "pooling", "pooling_adaptive", "interpolation", "grid_sampling", "convolution",
 )  # fmt: skip
 
 

@@ -26,8 +26,8 @@ from .runtime.tensor import Tensor, empty, from_dlpack, tensor  # noqa: E402
 __version__ = "0.1.0"
 
 _FAMILIES = (
-    "attention", "dsl", "errors", "grid_sampling", "interpolation", "nn", "normalization",
-    "pooling",
+    "attention", "convolution", "dsl", "errors", "grid_sampling", "interpolation", "nn",
+    "normalization", "pooling",
 )  # fmt: skip
 
 __all__ = [

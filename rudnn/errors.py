@@ -5,6 +5,7 @@ from __future__ import annotations
 from .dsl.errors import (
     AttentionError,
     CompileError,
+    ConvError,
     DeclarationError,
     DeviceError,
     DeviceLostError,
@@ -25,8 +26,9 @@ from .dsl.errors import (
 )
 
 __all__ = [
-    "AttentionError", "CompileError", "DeclarationError", "DeviceError", "DeviceLostError",
-    "DeviceTimeoutError", "GridSamplingError", "InterpolationError", "LaunchError", "LoadError",
-    "NNError", "NormalizationError", "OperatorError", "OutOfMemoryError", "PoolingError",
-    "RudnnError", "ServiceError", "TargetError", "WorkspaceError",
+    "AttentionError", "CompileError", "ConvError", "DeclarationError", "DeviceError",
+    "DeviceLostError", "DeviceTimeoutError", "GridSamplingError", "InterpolationError",
+    "LaunchError", "LoadError", "NNError", "NormalizationError", "OperatorError",
+    "OutOfMemoryError", "PoolingError", "RudnnError", "ServiceError", "TargetError",
+    "WorkspaceError",
 ]  # fmt: skip

@@ -80,19 +80,21 @@ def _embedding(a: dict[str, Any]) -> Any:
     return _functional().embedding(a["indices"], a["table"])
 
 
-@register("linear")
-def _linear(a: dict[str, Any]) -> Any:
+def _activated(y: Any, activation: str | None) -> Any:
     functional = _functional()
-    y = functional.linear(a["x"], a["weight"], a.get("bias"))
     activations = {
         "relu": functional.relu,
         "silu": functional.silu,
         "gelu": functional.gelu,
         "gelu_tanh": lambda t: functional.gelu(t, approximate="tanh"),
     }
-    activation = a.get("activation")
-    if activation not in (None, "none"):
-        y = activations[activation](y)
+    return y if activation in (None, "none") else activations[activation](y)
+
+
+@register("linear")
+def _linear(a: dict[str, Any]) -> Any:
+    y = _functional().linear(a["x"], a["weight"], a.get("bias"))
+    y = _activated(y, a.get("activation"))
     residual = a.get("residual")
     return y if residual is None else y + residual
 
@@ -250,3 +252,31 @@ def _grid_sample(a: dict[str, Any]) -> Any:
         return x.new_zeros(shape)
     names = ("mode", "padding_mode", "align_corners")
     return _functional().grid_sample(x, grid, **{n: a[n] for n in names})
+
+
+def _convolution(a: dict[str, Any], channels_last: bool) -> Any:
+    """torch's convolution of an image padded, or cut, so that the result has the wanted size."""
+    functional = _functional()
+    x, weight = a["x"], a["weight"]
+    if channels_last:
+        x, weight = x.movedim(-1, 1), weight.movedim(-1, 1)
+    margins: list[int] = []
+    for letter, size, kernel in zip("WHD", reversed(x.shape), reversed(weight.shape), strict=False):
+        before = a[f"P{letter}"]
+        needed = (a[f"O{letter}"] - 1) * a[f"S{letter}"] + (kernel - 1) * a[f"D{letter}"] + 1
+        margins += [before, needed - before - size]
+    stride, dilation = ([a[f"{n}{d}"] for d in "DHW"] for n in "SD")
+    y = functional.conv3d(functional.pad(x, margins), weight, a["bias"], stride, 0, dilation,
+                          a["groups"])  # fmt: skip
+    y = _activated(y, a["activation"])
+    return y.movedim(1, -1) if channels_last else y
+
+
+@register("conv_forward")
+def _conv_forward(a: dict[str, Any]) -> Any:
+    return _convolution(a, channels_last=False)
+
+
+@register("conv_forward_nhwc")
+def _conv_forward_nhwc(a: dict[str, Any]) -> Any:
+    return _convolution(a, channels_last=True)

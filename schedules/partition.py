@@ -14,6 +14,7 @@ from ..dsl.expr import Axis, Expr, Read, Stage
 from ..dsl.graph import Graph, reads
 from ..dsl.walk import walk
 from .group import Group, contraction, innermost, is_map, reads_at
+from .windows import windows
 
 
 @dataclass
@@ -25,7 +26,7 @@ class _Cluster:
 
 def _kind(stage: Stage) -> str:
     node = stage.expr
-    if contraction(node) is not None:
+    if contraction(node) is not None or windows(node) is not None:
         return "contraction"
     if isinstance(node, forms.Reduce):
         columns = set(stage.axes) & innermost(node.body)

@@ -16,8 +16,9 @@ def rules() -> tuple[Rule, ...]:
     from .scatter_add import ScatterAdd
     from .softmax_sum import SoftmaxSumRows
     from .top_k import TopK
+    from .windows import WindowSums
 
     return (
-        SoftmaxSumRows(), Contraction(), Rows(), Columns(), Pointwise(), Scan(), TopK(),
-        ScatterAdd(), Fallback(),
+        SoftmaxSumRows(), WindowSums(), Contraction(), Rows(), Columns(), Pointwise(), Scan(),
+        TopK(), ScatterAdd(), Fallback(),
     )  # fmt: skip

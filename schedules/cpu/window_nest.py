@@ -1,0 +1,310 @@
+"""The nest of `WindowSums`."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ...dsl.dtypes import f32
+from ...dsl.expr import Axis
+from ...dsl.lower import convert
+from ..emit import Emitter
+from ..group import Group
+from ..windows import Windows
+from .tiling import Tiling, index, real
+from .windows import Dim, WindowsConfig, row_count
+
+_UNROLLED_TAPS = 8
+
+
+class WindowNest:
+    """Emits the nest for one group."""
+
+    def __init__(
+        self, emitter: Emitter, group: Group, found: Windows, lanes: int, config: WindowsConfig
+    ) -> None:
+        self.nest = Tiling(emitter)
+        self.group, self.found, self.lanes, self.config = group, found, lanes, config
+        self.outer = found.along[:-2]
+        self.high = Dim(found.along[-2], config.lines)
+        self.wide = Dim(found.along[-1], config.columns)
+        self.phase = self.high.length * self.wide.length
+        self.plane = self.high.phases * self.wide.phases * self.phase
+        self.rows = row_count(found)
+        self.tiles = -(-self.rows // config.rows)
+        shared = found.shared
+        self.groups = 1 if shared is None else int(shared.extent) // found.run  # type: ignore[arg-type]
+        width = (config.lines - 1) * self.wide.length + config.columns
+        step = lanes * config.vectors
+        self.width = -(-width // step) * step
+        self.channels = math.prod(int(a.extent) for a in found.channels)  # type: ignore[arg-type]
+        self.outer_taps = math.prod(a.taps for a in self.outer)
+
+    def lower(self) -> Any:
+        nest, found = self.nest, self.found
+        self._pack_kernel()
+        blocks = [-(-d.along.windows // d.count) for d in (self.high, self.wide)]
+        extents = [
+            *(nest.size(a.extent) for a in found.batch), *(index(a.windows) for a in self.outer),
+            index(self.groups), *map(index, blocks),
+        ]  # fmt: skip
+        with nest.loop("task", nest.product(extents), "parallel") as task:
+            parts = [nest.bind("part", p) for p in nest.unflatten(task, extents)]
+            kept = (*found.batch, *(a.window for a in self.outer))
+            self.env: dict[Axis, Any] = dict(zip(kept, parts, strict=False))
+            self.group_at, line, column = parts[-3:]
+            self.line = nest.bind("line", line * index(self.high.count))
+            self.column = nest.bind("column", column * index(self.wide.count))
+            spare = self.width  # what a tile reads past its plane
+            total = self.channels * self.outer_taps * self.plane + spare
+            self.planes = nest.scratch("planes", [total])
+            self.sums = nest.scratch("sums", [self.config.rows, self.width])
+            self._pack_image()
+            with nest.loop("tile", index(self.tiles)) as tile:
+                self._accumulate(tile)
+                self._finish(tile)
+        return nest.finish()
+
+    # --- the kernel, once: [group, tile, channel, taps.., row] ---
+
+    def _pack_kernel(self) -> None:
+        nest, found = self.nest, self.found
+        taps = [a.taps for a in found.along]
+        depth = self.channels * math.prod(taps)
+        shape = (self.groups, self.tiles, depth, self.config.rows)
+        self.kernel = nest.workspace("kernel", shape)
+        extents = [index(e) for e in (self.groups, self.tiles)]
+        inner = [index(self.channels), *map(index, taps)]
+        with nest.loop("part", nest.product(extents), "parallel") as part:
+            group, tile = nest.unflatten(part, extents)
+            with nest.loop("row", index(self.config.rows)) as r:
+                env = self._row_env(group, self._row(tile, r))
+                with nest.loop("depth", index(depth)) as k:
+                    channel, *at = nest.unflatten(k, inner)
+                    here = env | self._channel_env(channel)
+                    here |= {a.tap: t for a, t in zip(found.along, at, strict=True)}
+                    nest.put(self.kernel, [group, tile, k, r], nest.real(found.kernel, here))
+
+    def _row(self, tile: Any, r: Any) -> Any:
+        """The row within its group; past the last one, the last again."""
+        from tvm import tirx
+
+        row = tile * index(self.config.rows) + r
+        if self.rows % self.config.rows == 0:
+            return row
+        return tirx.min(row, index(self.rows - 1))
+
+    def _row_env(self, group: Any, row: Any) -> dict[Axis, Any]:
+        """The axes of a row of a group."""
+        found = self.found
+        own = [index(int(a.extent)) for a in found.rows]  # type: ignore[arg-type]
+        first, *rest = self.nest.unflatten(row, [index(found.run), *own])
+        env = dict(zip(found.rows, rest, strict=True))
+        if found.shared is not None:
+            env[found.shared] = group * index(found.run) + first
+        return env
+
+    def _channel_env(self, channel: Any) -> dict[Axis, Any]:
+        axes = self.found.channels
+        extents = [index(int(a.extent)) for a in axes]  # type: ignore[arg-type]
+        return dict(zip(axes, self.nest.unflatten(channel, extents), strict=False))
+
+    # --- the image ---
+
+    def _pack_image(self) -> None:
+        from tvm import tirx
+
+        nest, found, high = self.nest, self.found, self.high
+        env = dict(self.env)
+        if found.shared is not None:
+            env[found.shared] = self.group_at * index(found.run)
+        taps = [index(a.taps) for a in self.outer]
+        with nest.loop("channel", index(self.channels)) as channel:
+            here = env | self._channel_env(channel)
+            with nest.loop("outer", index(self.outer_taps)) as outer:
+                inside: Any = tirx.const(True, "bool")
+                places: dict[int, Any] = {}
+                for a, tap in zip(self.outer, nest.unflatten(outer, taps), strict=False):
+                    place = self.env[a.window] * index(a.stride) + tap * index(a.step)
+                    places[a.position] = place + index(a.offset)
+                    inside = tirx.all(inside, _within(places[a.position], a.size))
+                base = (channel * index(self.outer_taps) + outer) * index(self.plane)
+                lines = index(high.phases * high.length)
+                with nest.loop("line", lines) as line:
+                    phase, at = nest.unflatten(line, [index(high.phases), index(high.length)])
+                    place = (self.line + at) * index(high.step) + phase + index(high.along.lowest)
+                    place = nest.bind("place", place)
+                    places[high.along.position] = place
+                    start = base + phase * index(self.wide.phases * self.phase)
+                    start = nest.bind("start", start + at * index(self.wide.length))
+                    known = tirx.all(inside, _within(place, high.along.size))
+                    with nest.when(known):
+                        self._pack_line(here, places, start)
+                    with nest.otherwise():
+                        self._fill_line(start)
+
+    def _fill_line(self, start: Any) -> None:
+        nest = self.nest
+        for phase in range(self.wide.phases):
+            first = start + index(phase * self.phase)
+
+            def zeros(at: Any, width: int, first: Any = first) -> None:
+                with nest.vector(width) as lane:
+                    nest.put(self.planes, [first + at + lane], real(0.0))
+
+            nest.strip(self.wide.length, self.lanes, zeros)
+
+    def _pack_line(self, env: dict[Axis, Any], places: dict[int, Any], start: Any) -> None:
+        """One line of the block: what is inside as it is, 0 around it."""
+        from tvm import tirx
+
+        nest, wide = self.nest, self.wide
+        a = wide.along
+        for phase in range(wide.phases):
+            # Element j is at place (column + j) · step + shift.
+            shift, first = phase + a.lowest, start + index(phase * self.phase)
+            low = max(0, -(shift // wide.step))
+            past = max(low, (a.size - 1 - shift) // wide.step + 1)
+            whole = wide.count == a.windows
+            if whole:
+                bounds = [index(min(low, wide.length)), index(min(past, wide.length))]
+            else:
+                length = index(wide.length)
+                bounds = [
+                    nest.bind("bound", tirx.max(tirx.min(index(b) - self.column, length), index(0)))
+                    for b in (low, past)
+                ]
+            self._zeros(first, index(0), bounds[0])
+            count = nest.simple(bounds[1] - bounds[0])
+
+            def copy(
+                at: Any, first: Any = first, shift: int = shift, begin: Any = bounds[0]
+            ) -> None:
+                place = (self.column + begin + at) * index(wide.step) + index(shift)
+                value = self._image(env, places | {a.position: place})
+                nest.put(self.planes, [first + begin + at], value)
+
+            self._run(count, copy)
+            self._zeros(first, bounds[1], index(wide.length))
+
+    def _run(self, count: Any, body: Any) -> None:
+        """`body` at 0 … count − 1: vectors, then single elements."""
+        nest, lanes = self.nest, index(self.lanes)
+        whole = nest.simple(count // lanes)
+        with nest.loop("vector", whole) as v, nest.vector(self.lanes) as lane:
+            body(v * lanes + lane)
+        with nest.loop("rest", nest.simple(count - whole * lanes)) as at:
+            body(whole * lanes + at)
+
+    def _zeros(self, first: Any, begin: Any, end: Any) -> None:
+        nest = self.nest
+        count = nest.simple(end - begin)
+        with nest.loop("edge", count) as at:
+            nest.put(self.planes, [first + begin + at], real(0.0))
+
+    def _image(self, env: dict[Axis, Any], places: dict[int, Any]) -> Any:
+        """The image's element, the windowed dims at `places`, as f32."""
+        image, lowering = self.found.image, self.nest.emitter.lowering
+        at = [places[p] if p in places else self.nest.value(i, env)
+              for p, i in enumerate(image.index)]  # fmt: skip
+        return convert(lowering.read(image.tensor, at), image.dtype, f32)
+
+    # --- sums ---
+
+    def _accumulate(self, tile: Any) -> None:
+        nest, cfg, lanes = self.nest, self.config, self.lanes
+        steps = self.width // (lanes * cfg.vectors)
+        cells = [(r, v) for r in range(cfg.rows) for v in range(cfg.vectors)]
+        along = self.found.along
+        depth = math.prod(a.taps for a in along[-2:])
+        with nest.loop("step", index(steps)) as step:
+            first = nest.bind("first", step * index(lanes * cfg.vectors))
+            acc = dict(zip(cells, nest.registers("acc", len(cells), lanes), strict=True))
+            for cell in cells:
+                with nest.vector(lanes) as lane:
+                    nest.put(acc[cell], [lane], real(0.0))
+            with nest.loop("channel", index(self.channels * self.outer_taps)) as c:
+                base = nest.bind("base", c * index(self.plane) + first)
+                with nest.loop("tap", index(along[-2].taps)) as tap:
+                    self._taps(acc, tile, c * index(depth), base, tap)
+            for r, v in cells:
+                with nest.vector(lanes) as lane:
+                    nest.put(self.sums, [r, first + index(v * lanes) + lane], acc[r, v][lane])
+
+    def _taps(self, acc: Any, tile: Any, depth: Any, base: Any, tap: Any) -> None:
+        """One tap of the next to last dim, and all of the last."""
+        from tvm import tirx
+
+        nest, high, wide = self.nest, self.high, self.wide
+        count = wide.along.taps
+        line = base
+        if high.along.taps > 1:
+            down = tap if high.along.step > 0 else index(high.along.taps - 1) - tap
+            place = down * index(abs(high.along.step))
+            phase = tirx.truncmod(place, index(high.step))
+            at = tirx.truncdiv(place, index(high.step))
+            line = line + phase * index(wide.phases * self.phase) + at * index(wide.length)
+        line = nest.bind("from", line)
+        k = nest.bind("k", depth + tap * index(count))
+        if count <= _UNROLLED_TAPS:
+            for t in range(count):
+                phase_at, at = wide.displacement(t)
+                self._multiply(acc, tile, k + index(t), line + index(phase_at * self.phase + at))
+            return
+        with nest.loop("tap", index(count)) as t:
+            down = t if wide.along.step > 0 else index(count - 1) - t
+            place = down * index(abs(wide.along.step))
+            at = tirx.truncmod(place, index(wide.step)) * index(self.phase)
+            at = nest.bind("at", line + at + tirx.truncdiv(place, index(wide.step)))
+            self._multiply(acc, tile, k + t, at)
+
+    def _multiply(self, acc: Any, tile: Any, k: Any, at: Any) -> None:
+        nest = self.nest
+        for (r, v), cell in acc.items():
+            with nest.vector(self.lanes) as lane:
+                weight = self.kernel[self.group_at, tile, k, index(r)]
+                value = self.planes[at + index(v * self.lanes) + lane]
+                nest.put(cell, [lane], cell[lane] + weight * value)
+
+    # --- the result ---
+
+    def _finish(self, tile: Any) -> None:
+        from tvm import tirx
+
+        nest, cfg = self.nest, self.config
+        rows = tirx.min(index(cfg.rows), index(self.rows) - tile * index(cfg.rows))
+        rows = index(cfg.rows) if self.rows % cfg.rows == 0 else nest.bind("rows", rows)
+        with nest.loop("row", rows) as r:
+            env = self.env | self._row_env(self.group_at, tile * index(cfg.rows) + r)
+            left = self._left(self.high, self.line)
+            with nest.loop("line", left) as line:
+                env = env | {self.high.along.window: self.line + line}
+                count = self._left(self.wide, self.column)
+
+                def write(at: Any, env: dict[Axis, Any] = env, line: Any = line) -> None:
+                    here = env | {self.wide.along.window: self.column + at}
+                    self._write(here, self.sums[r, line * index(self.wide.length) + at])
+
+                self._run(count, write)
+
+    def _left(self, dim: Dim, start: Any) -> Any:
+        """How many windows of a block there are."""
+        from tvm import tirx
+
+        if dim.along.windows % dim.count == 0:
+            return index(dim.count)
+        return self.nest.bind("left", tirx.min(index(dim.count), index(dim.along.windows) - start))
+
+    def _write(self, env: dict[Axis, Any], total: Any) -> None:
+        nest, head, out = self.nest, self.group.stages[0], self.group.stages[-1]
+        value = total
+        if out is not head:
+            nest.emitter.lowering.readers[id(head)] = lambda *_: total
+            value = nest.value(out.expr, env)
+        nest.write(out, [env[a] for a in out.axes], value)
+
+
+def _within(place: Any, size: int) -> Any:
+    from tvm import tirx
+
+    return tirx.all(place >= index(0), place < index(size))

@@ -120,27 +120,30 @@ def _candidates(found: Windows, caps: Capability) -> Iterator[WindowsConfig]:
 
 
 def cost(found: Windows, config: WindowsConfig, caps: Capability) -> float:
-    """About how many cycles all blocks of one image and group take."""
-    lanes = caps.lanes()
-    high, wide = (Dim(a, n) for a, n in zip(found.along[-2:], (config.lines, config.columns),
-                                            strict=True))  # fmt: skip
+    """About how many cycles the blocks of one image take."""
+    lanes, rows = caps.lanes(), row_count(found)
+    counts = (config.lines, config.columns)
+    high, wide = (Dim(a, n) for a, n in zip(found.along[-2:], counts, strict=True))
     vectors = -(-((config.lines - 1) * wide.length + config.columns) // lanes)
     channels = math.prod(_extent(a) for a in found.channels)
     depth = channels * math.prod(a.taps for a in found.along)
-    tiles = -(-row_count(found) // config.rows) * -(-vectors // config.vectors)
-    sums = config.rows * config.vectors
-    # A sum takes its turn every 4 cycles; a vector from two cache lines 2 loads, a number half one.
-    step = max(sums, 4, 2 * config.vectors + 0.5 * config.rows)
-    outer = math.prod(a.taps for a in found.along[:-2])
-    plane = outer * high.phases * wide.phases * high.length * wide.length
-    pack = channels * plane / lanes * (1.5 if wide.phases == 1 else 16)
-    finish = 2 * row_count(found) * config.lines * -(-config.columns // lanes)
-    size = 4 * channels * plane
-    blocks = math.prod(
-        -(-a.windows // n) for a, n in zip(found.along[-2:], (config.lines, config.columns),
-                                           strict=True)
-    )  # fmt: skip
+    plane = math.prod(a.taps for a in found.along[:-2]) * math.prod(
+        d.phases * d.length for d in (high, wide)
+    )
+    blocks = math.prod(-(-a.windows // n) for a, n in zip(found.along[-2:], counts, strict=True))
     groups = 1 if found.shared is None else _extent(found.shared) // found.run
-    slow = 1.0 if size <= caps.l2_bytes // 2 else 1.3
+
+    # Of a step: a sum's next turn comes 4 cycles later; a vector from two lines is two loads.
+    sums, across = config.rows * config.vectors, config.vectors
+    work = max(sums, 4, 2 * across + 0.5 * config.rows) + 0.5
+    planes = 4 * channels * plane
+    if planes + 4 * config.rows * vectors * lanes > caps.l1_bytes * 5 // 8:
+        near = planes <= caps.l2_bytes // 2
+        work += (2 if near else 4) * across / wide.along.taps
+    if 4 * config.rows * depth > caps.l1_bytes // 2:
+        work += config.rows / (8 if 4 * rows * depth <= caps.l2_bytes // 2 else 2)
+    tiles = -(-rows // config.rows) * -(-vectors // across)
+    pack = channels * plane / lanes * (1.5 if wide.phases == 1 else 16)
+    finish = 2 * rows * config.lines * -(-config.columns // lanes)
     idle = 1.2 if blocks * groups < 2 * caps.cores and config.lines > 1 else 1.0
-    return (tiles * (depth * step + 8 * sums) + pack + finish + 500) * blocks * slow * idle
+    return (tiles * (depth * work + 8 * sums) + pack + finish + 500) * blocks * groups * idle

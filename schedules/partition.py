@@ -26,7 +26,8 @@ class _Cluster:
 
 def _kind(stage: Stage) -> str:
     node = stage.expr
-    if contraction(node) is not None or windows(node) is not None:
+    window_sum = windows(node)
+    if contraction(node) is not None or (window_sum is not None and window_sum.is_static):
         return "contraction"
     if isinstance(node, forms.Reduce):
         columns = set(stage.axes) & innermost(node.body)

@@ -31,11 +31,11 @@ class Along:
 
     @property
     def windows(self) -> int:
-        return _int(self.window)
+        return known(self.window)
 
     @property
     def taps(self) -> int:
-        return _int(self.tap)
+        return known(self.tap)
 
     @property
     def lowest(self) -> int:
@@ -55,6 +55,9 @@ class Windows:
     `batch` are kept axes of the image alone, `rows` of the kernel alone. The kept axis `shared`, if
     there is one, chooses the channels too: `run` of its neighbours read the same ones. `channels`
     are summed axes that are no taps.
+
+    The gradient of such a sum for its kernel is one too: the kernel's taps are its windows, few,
+    and the windows of the gradient are its taps.
     """
 
     image: Read
@@ -65,6 +68,21 @@ class Windows:
     shared: Axis | None
     run: int
     channels: tuple[Axis, ...]
+
+    @property
+    def row_count(self) -> int:
+        """Rows that read the same channels."""
+        return self.run * math.prod(map(known, self.rows))
+
+    @property
+    def group_count(self) -> int:
+        """How many such sets of rows there are."""
+        return 1 if self.shared is None else known(self.shared) // self.run
+
+    @property
+    def is_static(self) -> bool:
+        """Whether the number of summed channels is known."""
+        return all(isinstance(a.extent, int) for a in self.channels)
 
 
 def windows(node: Expr) -> Windows | None:
@@ -121,22 +139,23 @@ class _Reading:
         both = [a for a in kept if a in self.own and a in self.other]
         rows = tuple(a for a in kept if a not in self.own)
         windowed = {a.window for a in along}
-        known = windowed | set(batch) | set(both) | set(rows)
         inside = {a for _, i in plain for a in free_axes(i)}
-        if not along or len(both) > 1 or not set(kept) <= known or len(taps) != len(along):
+        own = [a for a in kept if a in inside and a not in self.other]
+        sorted_out = windowed | {*batch, *both, *rows, *own}
+        if not along or len(both) > 1 or not set(kept) <= sorted_out or len(taps) != len(along):
             return None
         if (taps | windowed) & inside or windowed & self.other or len(windowed) != len(along):
             return None
-        if not all(a in self.other for a in self.node.over) or not inside <= {*both, *channels}:
+        if not all(a in self.other for a in self.node.over):
             return None
-        if any(not isinstance(a.extent, int) for a in (*channels, *both, *rows)):
+        if any(not isinstance(a.extent, int) for a in (*both, *rows)):
             return None
         runs = [self._run(p, i, both) for p, i in plain]
         if any(r is None for r in runs):
             return None
         run = math.gcd(*(r for r in runs if r is not None)) or 1
         shared = both[0] if both else None
-        return Windows(self.image, self.kernel, tuple(along), tuple(batch), rows, shared, run,
+        return Windows(self.image, self.kernel, tuple(along), (*batch, *own), rows, shared, run,
                        channels)  # fmt: skip
 
     def _along(self, position: int, index: Expr, size: Size) -> Along | None:
@@ -159,8 +178,8 @@ class _Reading:
         from ..dsl.oracle import Evaluator
 
         size = self.image.tensor.shape[position]
-        if not both and isinstance(index, Axis) and _same(index.extent, size):
-            return 1
+        if isinstance(index, Axis) and index not in both and _same(index.extent, size):
+            return known(both[0]) if both else 1
         axes = tuple(free_axes(index))
         if not isinstance(size, int) or any(not isinstance(a.extent, int) for a in axes):
             return None
@@ -172,7 +191,7 @@ class _Reading:
             return None
         if not both:
             return 1
-        extent = _int(both[0])
+        extent = known(both[0])
         if both[0] not in axes:
             return extent
         for run in range(extent, 0, -1):
@@ -209,6 +228,6 @@ def _same(a: Size, b: Size) -> bool:
     return a is b or (isinstance(a, DimRef) and isinstance(b, DimRef) and a.name == b.name)
 
 
-def _int(axis: Axis) -> int:
+def known(axis: Axis) -> int:
     assert isinstance(axis.extent, int)
     return axis.extent

@@ -15,10 +15,11 @@ def rules() -> tuple[Rule, ...]:
     from .scan import Scan
     from .scatter_add import ScatterAdd
     from .softmax_sum import SoftmaxSumRows
+    from .tap_sums import TapSums
     from .top_k import TopK
     from .windows import WindowSums
 
     return (
-        SoftmaxSumRows(), WindowSums(), Contraction(), Rows(), Columns(), Pointwise(), Scan(),
-        TopK(), ScatterAdd(), Fallback(),
+        SoftmaxSumRows(), TapSums(), WindowSums(), Contraction(), Rows(), Columns(), Pointwise(),
+        Scan(), TopK(), ScatterAdd(), Fallback(),
     )  # fmt: skip

@@ -10,9 +10,9 @@ from ...dsl.expr import Axis
 from ...dsl.lower import convert
 from ..emit import Emitter
 from ..group import Group
-from ..windows import Windows
+from ..windows import Windows, known
 from .tiling import Tiling, index, real
-from .windows import Dim, WindowsConfig, row_count
+from .windows import Dim, WindowsConfig
 
 _UNROLLED_TAPS = 8
 
@@ -30,14 +30,13 @@ class WindowNest:
         self.wide = Dim(found.along[-1], config.columns)
         self.phase = self.high.length * self.wide.length
         self.plane = self.high.phases * self.wide.phases * self.phase
-        self.rows = row_count(found)
+        self.rows = found.row_count
         self.tiles = -(-self.rows // config.rows)
-        shared = found.shared
-        self.groups = 1 if shared is None else int(shared.extent) // found.run  # type: ignore[arg-type]
+        self.groups = found.group_count
         width = (config.lines - 1) * self.wide.length + config.columns
         step = lanes * config.vectors
         self.width = -(-width // step) * step
-        self.channels = math.prod(int(a.extent) for a in found.channels)  # type: ignore[arg-type]
+        self.channels = math.prod(map(known, found.channels))
         self.outer_taps = math.prod(a.taps for a in self.outer)
 
     def lower(self) -> Any:
@@ -97,7 +96,7 @@ class WindowNest:
     def _row_env(self, group: Any, row: Any) -> dict[Axis, Any]:
         """The axes of a row of a group."""
         found = self.found
-        own = [index(int(a.extent)) for a in found.rows]  # type: ignore[arg-type]
+        own = [index(known(a)) for a in found.rows]
         first, *rest = self.nest.unflatten(row, [index(found.run), *own])
         env = dict(zip(found.rows, rest, strict=True))
         if found.shared is not None:
@@ -106,7 +105,7 @@ class WindowNest:
 
     def _channel_env(self, channel: Any) -> dict[Axis, Any]:
         axes = self.found.channels
-        extents = [index(int(a.extent)) for a in axes]  # type: ignore[arg-type]
+        extents = [index(known(a)) for a in axes]
         return dict(zip(axes, self.nest.unflatten(channel, extents), strict=False))
 
     # --- the image ---

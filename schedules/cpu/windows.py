@@ -22,7 +22,7 @@ from ..capability import Capability
 from ..emit import Emitter
 from ..group import Group
 from ..rule import Config, Rejection, check, first_rejection
-from ..windows import NEEDS, Along, Windows, group_windows
+from ..windows import NEEDS, Along, Windows, group_windows, known
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,7 @@ class WindowSums:
             return Rejection(NEEDS)
         last = group.stages[-1].axes[-1]
         return first_rejection(
+            check(found.is_static, "needs a number of channels known"),
             check(len(found.along) >= 2, "needs two windowed dims"),
             check(last is found.along[-1].window, "needs the windows of the last dim innermost"),
             check(math.prod(a.windows for a in found.along) > 1, "needs more than one window"),
@@ -96,19 +97,10 @@ class WindowSums:
         return WindowNest(emitter, group, found, caps.lanes(), config).lower()
 
 
-def row_count(found: Windows) -> int:
-    """Rows that read the same channels."""
-    return found.run * math.prod(_extent(a) for a in found.rows)
-
-
-def _extent(axis: Any) -> int:
-    return int(axis.extent)
-
-
 def _candidates(found: Windows, caps: Capability) -> Iterator[WindowsConfig]:
     lines, columns = (a.windows for a in found.along[-2:])
     most = caps.vector_registers - 4
-    heights = sorted({min(h, row_count(found)) for h in (1, 2, 3, 4, 5, 6, 7, 8, 10, 12)})
+    heights = sorted({min(h, found.row_count) for h in (1, 2, 3, 4, 5, 6, 7, 8, 10, 12)})
     for width in {-(-columns // n) for n in range(1, max(2, -(-columns // 256) + 1))}:
         if width > 512:
             continue
@@ -121,17 +113,16 @@ def _candidates(found: Windows, caps: Capability) -> Iterator[WindowsConfig]:
 
 def cost(found: Windows, config: WindowsConfig, caps: Capability) -> float:
     """About how many cycles the blocks of one image take."""
-    lanes, rows = caps.lanes(), row_count(found)
+    lanes, rows = caps.lanes(), found.row_count
     counts = (config.lines, config.columns)
     high, wide = (Dim(a, n) for a, n in zip(found.along[-2:], counts, strict=True))
     vectors = -(-((config.lines - 1) * wide.length + config.columns) // lanes)
-    channels = math.prod(_extent(a) for a in found.channels)
+    channels = math.prod(known(a) for a in found.channels)
     depth = channels * math.prod(a.taps for a in found.along)
     plane = math.prod(a.taps for a in found.along[:-2]) * math.prod(
         d.phases * d.length for d in (high, wide)
     )
     blocks = math.prod(-(-a.windows // n) for a, n in zip(found.along[-2:], counts, strict=True))
-    groups = 1 if found.shared is None else _extent(found.shared) // found.run
 
     # Of a step: a sum's next turn comes 4 cycles later; a vector from two lines is two loads.
     sums, across = config.rows * config.vectors, config.vectors
@@ -145,5 +136,10 @@ def cost(found: Windows, config: WindowsConfig, caps: Capability) -> float:
     tiles = -(-rows // config.rows) * -(-vectors // across)
     pack = channels * plane / lanes * (1.5 if wide.phases == 1 else 16)
     finish = 2 * rows * config.lines * -(-config.columns // lanes)
-    idle = 1.2 if blocks * groups < 2 * caps.cores and config.lines > 1 else 1.0
-    return (tiles * (depth * work + 8 * sums) + pack + finish + 500) * blocks * groups * idle
+    idle = 1.2 if blocks * found.group_count < 2 * caps.cores and config.lines > 1 else 1.0
+    return (
+        (tiles * (depth * work + 8 * sums) + pack + finish + 500)
+        * blocks
+        * found.group_count
+        * idle
+    )

@@ -302,16 +302,24 @@ class TapNest:
                     nest.put(self.sums, place(cell, lane), acc[cell][lane])
 
     def _step(self, acc: Any, panel: Any, tap: Any, base: Any, row: Any, at: Any) -> None:
-        nest, unit = self.nest, index(self.unit)
+        """One tap into all sums: a number, or a vector of groups, times vectors of lanes."""
+        nest, cfg = self.nest, self.config
         plane = self.lines * self.line
-        for (m, w, v), cell in acc.items():
-            here = (base + index(m * self.outer_windows)) * index(plane) + row * index(self.line)
-            here = (here + at + index(w * self.last.stride)) * unit
-            with nest.vector(self.lanes) as lane:
-                along = index(v * self.lanes) + lane
-                value = self.planes[here + along if self.config.grouped else here]
-                weight = self.kernels[panel, tap, along]
-                nest.put(cell, [lane], cell[lane] + value * weight)
+        first = base * index(plane) + row * index(self.line) + at
+        first = nest.bind("first", first * index(self.unit))
+        for m in range(cfg.tall):
+            for w in range(cfg.wide):
+                # A constant away from one place: one address in a register serves all sums.
+                away = m * self.outer_windows * plane + w * self.last.stride
+                here = first + index(away * self.unit)
+                value = None if cfg.grouped else nest.bind("value", self.planes[here])
+                for v in range(cfg.vectors):
+                    cell = acc[m, w, v]
+                    with nest.vector(self.lanes) as lane:
+                        along = index(v * self.lanes) + lane
+                        term = self.planes[here + along] if value is None else value
+                        total = cell[lane] + term * self.kernels[panel, tap, along]
+                        nest.put(cell, [lane], total)
 
     def _finish(self) -> None:
         nest, found = self.nest, self.found

@@ -26,7 +26,6 @@ from ..group import Group
 from ..rule import Config, Rejection, check, first_rejection
 from ..windows import NEEDS, Windows, group_windows, known
 
-
 _MOST_WINDOWS = 1024
 
 

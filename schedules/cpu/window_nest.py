@@ -258,12 +258,15 @@ class WindowNest:
             self._multiply(acc, tile, k + t, at)
 
     def _multiply(self, acc: Any, tile: Any, k: Any, at: Any) -> None:
-        nest = self.nest
-        for (r, v), cell in acc.items():
-            with nest.vector(self.lanes) as lane:
-                weight = self.kernel[self.group_at, tile, k, index(r)]
-                value = self.planes[at + index(v * self.lanes) + lane]
-                nest.put(cell, [lane], cell[lane] + weight * value)
+        """One tap into all sums: a number of each row times vectors of windows."""
+        nest, cfg = self.nest, self.config
+        for r in range(cfg.rows):
+            weight = nest.bind("weight", self.kernel[self.group_at, tile, k, index(r)])
+            for v in range(cfg.vectors):
+                cell = acc[r, v]
+                with nest.vector(self.lanes) as lane:
+                    value = self.planes[at + index(v * self.lanes) + lane]
+                    nest.put(cell, [lane], cell[lane] + weight * value)
 
     # --- the result ---
 

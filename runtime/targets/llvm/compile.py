@@ -56,6 +56,8 @@ def _loop_passes(target: Any) -> Any:
 
     Without its LoopPartition, which splits a loop at any condition found in it: where that depends
     on a number known at launch, the parts it makes can start before the loop and write there.
+    Without its elimination of common subexpressions, which may define one inside a let-expression
+    and use it outside; LLVM has its own.
     """
     import tvm
     from tvm import s_tir, tirx
@@ -68,7 +70,7 @@ def _loop_passes(target: Any) -> Any:
         t.FlattenBuffer(), split_vector_guards(), t.VectorizeLoop(True),
         t.StorageRewrite(),
         s.HoistIfThenElse(), t.UnrollLoop(), s.RenormalizeSplitPattern(), t.StmtSimplify(),
-        t.RemoveNoOp(), s.RewriteUnsafeSelect(), t.CommonSubexprElim(),
+        t.RemoveNoOp(), s.RewriteUnsafeSelect(),
     ])  # fmt: skip
 
 

@@ -183,7 +183,7 @@ def _data_gradient(
     phases = tensor("phases", (n, c, *r, *q), sum(read * kernel, over=(*over, *j)))
     window, residue, hit = zip(*(w.phase_of(a) for w, a in zip(windows, h, strict=True)),
                                strict=True)  # fmt: skip
-    value = phases[n, c, residue, window]
+    value: Any = phases[n, c, residue, window]
     for w, covered in zip(windows, hit, strict=True):
         value = value if w.shared == 1 else where(covered, value, 0.0)
     return value

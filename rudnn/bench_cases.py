@@ -39,6 +39,29 @@ def _linear(m: int, n: int, k: int, packed: bool, activation: str | None = None)
     return BenchCase("linear", "linear", label, shapes, {"activation": activation}, packed)
 
 
+def _convolutions(
+    label: str, x: tuple[int, ...], weight: tuple[int, ...], stride: int = 1, groups: int = 1
+) -> tuple[BenchCase, ...]:
+    """Forward, data and weight gradient of a square kernel with half of it as padding."""
+    size, kernel = x[2], weight[2]
+    padding = kernel // 2
+    count = (size + 2 * padding - kernel) // stride + 1
+    windows = {"SH": stride, "SW": stride, "PH": padding, "PW": padding, "groups": groups}
+    image, taps = (*x[:2], 1, *x[2:]), (*weight[:2], 1, *weight[2:])
+    grad = (x[0], weight[0], 1, count, count)
+    shape = "×".join(map(str, x))
+    return (
+        BenchCase("convolution", "conv_forward", f"{label} {shape}", {"x": image, "weight": taps},
+                  windows | {"OD": 1, "OH": count, "OW": count}),
+        BenchCase("convolution", "conv_data_backward", f"{label} {shape}",
+                  {"grad": grad, "weight": taps},
+                  windows | {"C": x[1], "D": 1, "H": size, "W": size}),
+        BenchCase("convolution", "conv_weight_backward", f"{label} {shape}",
+                  {"grad": grad, "x": image},
+                  windows | {"I": weight[1], "KD": 1, "KH": kernel, "KW": kernel}),
+    )  # fmt: skip
+
+
 CASES = (
     BenchCase("normalization", "softmax_last_axis", "4096×1024", {"x": _ROWS}),
     BenchCase("normalization", "layer_norm", "4096×1024",
@@ -54,6 +77,10 @@ CASES = (
               dict.fromkeys(("query", "key", "value"), (1, 8, 512, 64)), {"scale": 0.125}),
     BenchCase("pointwise", "gelu", "4096×1024", {"x": _ROWS}, {"approximate": "none"}),
     BenchCase("pointwise", "add", "4096×1024", {"a": _ROWS, "b": _ROWS}),
+    *_convolutions("3×3", (8, 64, 56, 56), (64, 64, 3, 3)),
+    *_convolutions("1×1", (8, 256, 56, 56), (64, 256, 1, 1)),
+    *_convolutions("depthwise 3×3", (8, 128, 56, 56), (128, 1, 3, 3), groups=128),
+    *_convolutions("7×7 stride 2", (8, 3, 224, 224), (64, 3, 7, 7), stride=2),
     BenchCase("overhead", "softmax_last_axis", "16×64 numpy", {"x": (16, 64)}, numpy=True),
 )  # fmt: skip
 MINILM = "minilm"
@@ -83,7 +110,7 @@ def _attention(module: Any) -> Callable[..., Any]:
 
 def peer(op: str) -> Callable[[dict[str, Any]], Any] | None:
     """What torch offers for an operator; takes the arguments by name."""
-    return _sdpa if op == "attention" else reference(op)
+    return ({"attention": _sdpa} | _CONVOLUTIONS).get(op) or reference(op)
 
 
 def _sdpa(a: dict[str, Any]) -> Any:
@@ -91,3 +118,52 @@ def _sdpa(a: dict[str, Any]) -> Any:
 
     attend = torch.nn.functional.scaled_dot_product_attention
     return attend(a["query"], a["key"], a["value"], scale=a["scale"])
+
+
+def _plane(array: Any) -> Any:
+    """[N, C, 1, H, W] as torch's convolutions of two dims take it."""
+    return array[:, :, 0]
+
+
+def _settings(a: dict[str, Any]) -> tuple[list[int], list[int]]:
+    """Stride and padding."""
+    return [a["SH"], a["SW"]], [a["PH"], a["PW"]]
+
+
+def _convolution(a: dict[str, Any]) -> Any:
+    import torch
+
+    stride, padding = _settings(a)
+    conv = torch.nn.functional.conv2d
+    y = conv(_plane(a["x"]), _plane(a["weight"]), None, stride, padding, 1, a["groups"])
+    return y[:, :, None]
+
+
+def _data_gradient(a: dict[str, Any]) -> Any:
+    import torch
+
+    grad, weight = _plane(a["grad"]), _plane(a["weight"])
+    x = grad.new_empty(1).expand(grad.shape[0], a["C"], a["H"], a["W"])  # its shape counts
+    return _gradients(torch, a, grad, x, weight, (True, False, False))[0][:, :, None]
+
+
+def _weight_gradient(a: dict[str, Any]) -> Any:
+    import torch
+
+    grad, x = _plane(a["grad"]), _plane(a["x"])
+    weight = grad.new_empty(1).expand(grad.shape[1], a["I"], a["KH"], a["KW"])
+    return _gradients(torch, a, grad, x, weight, (False, True, False))[1][:, :, None]
+
+
+def _gradients(torch: Any, a: dict[str, Any], grad: Any, x: Any, weight: Any, want: Any) -> Any:
+    stride, padding = _settings(a)
+    return torch.ops.aten.convolution_backward(
+        grad, x, weight, None, stride, padding, [1, 1], False, [0, 0], a["groups"], want
+    )
+
+
+_CONVOLUTIONS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "conv_forward": _convolution,
+    "conv_data_backward": _data_gradient,
+    "conv_weight_backward": _weight_gradient,
+}

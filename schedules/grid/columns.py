@@ -15,7 +15,7 @@ from ..emit import Emitter, combine, identity, masked
 from ..group import Group
 from ..nest import static
 from ..rule import Config, Rejection, check, first_rejection
-from .nest import GridNest
+from .nest import GridNest, block_size
 from .passes import kept_axis
 from .vectors import Vectors
 
@@ -51,7 +51,7 @@ class Columns:
         )
 
     def default(self, group: Group, caps: Capability) -> ColumnsConfig:
-        return ColumnsConfig(min(256, caps.max_threads))
+        return ColumnsConfig(block_size(caps, 256))
 
     def space(self, group: Group, caps: Capability) -> Iterator[ColumnsConfig]:
         yield self.default(group, caps)
@@ -101,7 +101,7 @@ def reduce_columns(nest: GridNest, stage: Stage, config: ColumnsConfig) -> None:
 
     def add(row: Tir, start: Tir, env: dict[Axis, Tir], take: Callable[[int, Tir], None]) -> None:
         index = zip(node.over, nest.unflatten(row, overs), strict=True)
-        inside = env | {a: nest.opaque(a.name, i) for a, i in index} | {axis: start}
+        inside = env | {a: nest.hidden(a.name, i) for a, i in index} | {axis: start}
         lane = iter(range(shape.lanes))
 
         def body(here: Tir, _: Any) -> None:
@@ -178,16 +178,16 @@ def _launch(
     threads = shape.across * shape.down
     with nest.launch(nest.simple(nest.product(counts)), threads) as (block, thread):
         part, *outer, column = nest.unflatten(block, counts)
-        part = nest.opaque("part", part)
-        env = {a: nest.opaque(a.name, i) for a, i in zip(shape.outer, outer, strict=True)}
+        part = nest.hidden("part", part)
+        env = {a: nest.hidden(a.name, i) for a, i in zip(shape.outer, outer, strict=True)}
         x, y = nest.opaque("x", thread % across), nest.opaque("y", thread // across)
-        vector = nest.opaque("vector", column * across + x)
+        vector = nest.hidden("vector", column * across + x)
         # All threads of a block meet at its barriers: those without a column repeat the last.
         start = tirx.min(vector, shape.count - nest.number(1)) * nest.number(shape.lanes)
         start = nest.opaque("start", start)
         sums = nest.private("sums", [nest.number(shape.lanes)], storage(stage.dtype))
-        begin = nest.opaque("begin", part * size)
-        end = nest.opaque("end", tirx.min(begin + size, total))
+        begin = nest.hidden("begin", part * size)
+        end = nest.hidden("end", tirx.min(begin + size, total))
 
         def take(lane: int, value: Tir) -> None:
             cell = nest.number(lane)
@@ -208,15 +208,15 @@ def _rows(nest: GridNest, first: Tir, end: Tir, step: int) -> Iterator[Tir]:
     """Loops over every `step`-th row from `first` to `end` − 1, some at a time."""
     from tvm import tirx
 
-    count = nest.opaque("count", nest.ceil_div(end - first, step))
-    many = nest.opaque("many", tirx.truncdiv(count, nest.number(_UNROLL)))
+    count = nest.hidden("count", nest.ceil_div(end - first, step))
+    many = nest.hidden("many", tirx.truncdiv(count, nest.number(_UNROLL)))
     with nest.loop("some", many) as i:
         for more in range(_UNROLL):
             place = i * nest.number(_UNROLL * step) + nest.number(more * step)
-            yield nest.opaque("row", first + place)
+            yield nest.hidden("row", first + place)
     done = many * nest.number(_UNROLL)
     with nest.loop("rest", count - done) as i:
-        yield nest.opaque("row", first + (done + i) * nest.number(step))
+        yield nest.hidden("row", first + (done + i) * nest.number(step))
 
 
 def _fold_down(nest: GridNest, op: str, sums: Tir, shape: _Shape, x: Tir, y: Tir) -> None:

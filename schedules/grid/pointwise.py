@@ -71,7 +71,7 @@ def map_stage(nest: GridNest, stage: Stage, config: PointwiseConfig) -> None:
 
     def one(item: Any) -> None:
         *rows, step = nest.unflatten(item, [*extents, steps])
-        env: dict[Axis, Any] = {a: nest.opaque(a.name, i) for a, i in zip(outer, rows, strict=True)}
+        env: dict[Axis, Any] = {a: nest.hidden(a.name, i) for a, i in zip(outer, rows, strict=True)}
         start = nest.opaque("start", step * nest.number(vectors.lanes))
 
         def body(place: Any, write: Any) -> None:
@@ -84,7 +84,7 @@ def map_stage(nest: GridNest, stage: Stage, config: PointwiseConfig) -> None:
         exact = static(total)
         for i in range(config.items):
             offset = nest.number(i * config.threads)
-            item = nest.opaque("item", block * nest.number(per_block) + offset + thread)
+            item = nest.hidden("item", block * nest.number(per_block) + offset + thread)
             if exact is not None and exact % per_block == 0:
                 one(item)
             else:

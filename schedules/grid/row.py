@@ -132,8 +132,8 @@ class Strided:
         end = self.total if end is None else end
         steps = nest.ceil_div(end - first, row.width)
         row.start(self.step.stages)
-        with nest.loop("step", nest.opaque("steps", steps)) as i:
-            place = nest.opaque("place", first + i * nest.number(row.width) + row.at)
+        with nest.loop("step", nest.hidden("steps", steps)) as i:
+            place = nest.hidden("place", first + i * nest.number(row.width) + row.at)
             exact = static(nest.simple(end - first))
             guarded = exact is None or exact % row.width != 0
             with nest.when(place < end) if guarded else nullcontext():
@@ -143,7 +143,7 @@ class Strided:
     def _one(self, place: Tir) -> None:
         nest, row, space = self.row.nest, self.row, self.step.space
         *outer, last = nest.unflatten(place, self.counts)
-        outer = [nest.opaque(a.name, i) for a, i in zip(space.axes, outer, strict=False)]
+        outer = [nest.hidden(a.name, i) for a, i in zip(space.axes, outer, strict=False)]
         start = nest.opaque("start", last * nest.number(self.vectors.lanes))
 
         def body(here: Tir, write: Write) -> None:

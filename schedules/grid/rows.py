@@ -15,7 +15,7 @@ from ..emit import Emitter, combine
 from ..group import Group
 from ..nest import static
 from ..rule import Config, Rejection, check, first_rejection
-from .nest import GridNest
+from .nest import GridNest, block_size
 from .passes import Pass, Scalars, kept_axis, own_axes, row_rejection, steps_of
 from .row import Held, Row, Strided
 
@@ -110,7 +110,7 @@ def reduce_rows(
         for key, space in spaces.items()
     }
     width, keep = _width(nest, list(held.values()), config)
-    threads = max(width, min(config.threads, nest.caps.max_threads)) if keep else width
+    threads = max(width, block_size(nest.caps, config.threads)) if keep else width
     with _launch(nest, rows, outputs, width, threads) as row:
         for step in steps:
             if isinstance(step, Scalars):
@@ -123,7 +123,7 @@ def reduce_rows(
 
 def _width(nest: GridNest, held: Sequence[Held], config: RowsConfig) -> tuple[int, bool]:
     """Threads a row, and whether they keep its elements in registers."""
-    most = _power(nest.caps.max_threads // 2 + 1)
+    most = block_size(nest.caps, 1024)
     if any(h.total is None for h in held):
         return min(most, 256), False
     width = 1
@@ -173,7 +173,7 @@ def _launch(
 
 def _indices(nest: GridNest, row: Tir, rows: tuple[Axis, ...], extents: list[Tir]) -> Any:
     index = nest.unflatten(row, extents)
-    return {a: nest.opaque(a.name, i) for a, i in zip(rows, index, strict=True)}
+    return {a: nest.hidden(a.name, i) for a, i in zip(rows, index, strict=True)}
 
 
 def _split(nest: GridNest, stage: Stage, config: RowsConfig) -> None:
@@ -186,7 +186,7 @@ def _split(nest: GridNest, stage: Stage, config: RowsConfig) -> None:
     node = stage.expr
     assert isinstance(node, forms.Reduce)
     (step,) = (s for s in steps_of([stage], [stage], len(stage.axes)) if isinstance(s, Pass))
-    width = min(_power(nest.caps.max_threads // 2 + 1), 256)
+    width = block_size(nest.caps, 256)
     lanes = Held(nest, step.space, [step]).lanes
     total: Size = _ceil(step.space.extents[-1], lanes)
     for extent in step.space.extents[:-1]:
@@ -202,19 +202,19 @@ def _split(nest: GridNest, stage: Stage, config: RowsConfig) -> None:
         *outer, part = nest.unflatten(block, [nest.product(extents), chunks])
         env = _indices(nest, outer[0], stage.axes, extents)
         row = Row(nest, env, thread, width, None, [])
-        part = nest.opaque("part", part)
-        first = nest.opaque("first", part * size)
+        part = nest.hidden("part", part)
+        first = nest.hidden("first", part * size)
         walk = Strided(row, step)
-        walk.run(first, nest.opaque("end", tirx.min(first + size, walk.total)))
+        walk.run(first, nest.hidden("end", tirx.min(first + size, walk.total)))
         with nest.when(thread.equal(nest.number(0))):
             value = nest.emitter.lowering.readers[id(stage)]()
             nest.store(parts, [*(env[a] for a in stage.axes), part], value)
-    width = min(_power(nest.caps.max_threads // 2 + 1), 32)
+    width = block_size(nest.caps, 32)
     with _launch(nest, stage.axes, [stage], width, width) as row:
         row.start([stage])
         cell = row.sums[stage]
         with nest.loop("step", nest.ceil_div(chunks, width)) as i:
-            part = nest.opaque("part", i * nest.number(width) + row.at)
+            part = nest.hidden("part", i * nest.number(width) + row.at)
             with nest.when(part < chunks):
                 value = parts[(*(row.env[a] for a in stage.axes), part)]
                 nest.store(cell, [], combine(node.op, cell[nest.number(0)], value))

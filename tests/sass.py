@@ -50,9 +50,14 @@ def resources(cubin: bytes) -> dict[str, Usage]:
 
 def instructions(cubin: bytes) -> dict[str, Counter[str]]:
     """How often each kernel has each instruction, by its first word: `HMMA`, `LDGSTS`, `LDL`."""
-    parts = _FUNCTION.split(_run("nvdisasm", "-c", cubin))[1:]
+    parts = _FUNCTION.split(listing(cubin))[1:]
     pairs = zip(parts[::2], parts[1::2], strict=True)
     return {name: Counter(_INSTRUCTION.findall(text)) for name, text in pairs}
+
+
+def listing(cubin: bytes) -> str:
+    """All of a cubin's instructions as text."""
+    return _run("nvdisasm", "-c", cubin)
 
 
 def matrix(code: Counter[str]) -> int:

@@ -9,9 +9,11 @@ from gpu_code import PRODUCTS, Compiled, compiled
 from rudnn.dsl.declare import Declaration
 from rudnn.dsl.dtypes import DType, f32
 from rudnn.ops.registry import operators
+from rudnn.runtime.compiler import Layouts, build
 from rudnn.runtime.targets import parse
 from rudnn.runtime.targets.cuda import toolkit
 from rudnn.runtime.targets.rocm import linker
+from rudnn.samples import specialise
 
 OPERATORS = operators()
 CUDA = ("cuda:sm_80", "cuda:sm_90a", "cuda:sm_120")
@@ -50,6 +52,16 @@ def test_attention_of_usual_head_sizes(head: int, target: str) -> None:
         check(made, target)
         if dtype != f32:
             assert sum(k.count(*MATRIX) for k in made.kernels) > 0, (dtype, made.rules)
+
+
+@needs_cuda
+@pytest.mark.parametrize("name", ["add", "rms_norm", "linear"])
+def test_aligned_rows_move_by_16_bytes(name: str) -> None:
+    bound = specialise(OPERATORS[name])
+    names = frozenset(t.name for t in (*bound.graph.inputs, *bound.graph.outputs))
+    artifact = build(bound.graph, Layouts(names, names), "cuda:sm_90a", name)
+    text = sass.listing(artifact.files[artifact.binary])
+    assert "LDG.E.128" in text and "STG.E.128" in text
 
 
 def own_dtypes(declaration: Declaration) -> tuple[DType, ...]:

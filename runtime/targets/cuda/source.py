@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 PRELUDE = Path(__file__).with_name("prelude.cuh")
 _CALLS = re.compile(r"\brudnn_(?:m16n8k16|copy_async|atomic_add)_")
 _LEAST_INT = re.compile(r"-2147483648(?![\w.])")  # in C the negative of a long
+# A vector from registers to memory. Written as an assignment, NVRTC stores its elements one by one.
+_VECTOR_STORE = re.compile(
+    r"^( *)\*\((float[24]|uint[24])\*\)\((\w+_data \+ .*)\) = (\*\(\2\*\)\(.*\));$", re.M
+)
 _CALLBACK = "tvm_callback_cuda_compile"
 _lock = threading.Lock()
 
@@ -45,6 +49,7 @@ def generate(functions: Sequence[DeviceFunction], target: Any) -> str:
     except Exception as error:  # TVM raises several kinds here
         raise CompileError(f"TVM cannot write {functions[0].name} as CUDA: {error}") from error
     text = _LEAST_INT.sub("(-2147483647 - 1)", text)
+    text = _VECTOR_STORE.sub(r"\1__stwb((\2*)(\3), \4);", text)
     return f"{PRELUDE.read_text('utf-8')}\n{text}" if _CALLS.search(text) else text
 
 

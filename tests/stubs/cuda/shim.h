@@ -109,6 +109,9 @@ static inline float atomicAdd(float *at, float value) {
 
 /* --- what prelude.cuh does in assembly: PTX ISA, ldmatrix and mma.m16n8k16 --- */
 
+// A store that writes back: here as any other.
+template <typename T>
+static inline void __stwb(T *at, T value) { *at = value; }
 static inline int rudnn_lane() { return (int)(threadIdx.x % 32); }
 
 /* Register i of a lane: two elements of row lane / 4 of matrix i, whose rows lanes 8i … 8i+7 name;

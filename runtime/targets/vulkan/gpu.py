@@ -68,8 +68,10 @@ class Gpu:
         found: Stream | None = queue.handle
         if found is None:
             with _LOCK:
-                found = queue.handle = queue.handle or self._new_stream()
-                weakref.finalize(queue, self.idle.append, found).atexit = False
+                found = queue.handle
+                if found is None:  # no other thread was quicker
+                    found = queue.handle = self._new_stream()
+                    weakref.finalize(queue, self.idle.append, found).atexit = False
         return found
 
     def _new_stream(self) -> Stream:

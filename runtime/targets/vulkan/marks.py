@@ -75,7 +75,8 @@ class Mark:
         if self._slot is None:
             return self._host - earlier._host
         facts = self._stream.gpu.facts
-        ticks = (self._count() - earlier._count()) % (1 << facts.timestamp_bits)
+        half = 1 << facts.timestamp_bits - 1  # counts wrap; the marks may be the other way round
+        ticks = (self._count() - earlier._count() + half) % (2 * half) - half
         return ticks * facts.timestamp_ns * 1e-9
 
     def _count(self) -> int:

@@ -118,6 +118,9 @@ class Caller:
 
     def keep(self, key: Any, plan: CallPlan) -> None:
         if key is not None:
+            for other, kept in list(self.plans.items()):
+                if kept.queue() is None:
+                    self.plans.pop(other, None)
             self.plans[key] = plan
             if len(self.plans) > PLANS_KEPT:
                 self.plans.popitem(last=False)

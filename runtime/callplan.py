@@ -5,8 +5,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
+from weakref import ReferenceType
 
 import numpy as np
 
@@ -16,6 +16,8 @@ from ..dsl.host import compiled, evaluate, identifier
 from .arrays import Kind
 from .bind import Binder, Bound, View, elements
 from .compiler import Layouts, executable
+from .device import Queue
+from .driver import Driver
 from .plan import SMALL_WORK, LaunchPlan
 from .workspace import budget, check_budget
 
@@ -39,7 +41,8 @@ class CallPlan:
     among the array arguments) and of the results; `results` are (name, shape, native dtype).
     `launch` is None where there is nothing to compute. `workspace` are its bytes, None where the
     kernel takes none. `scratch` gives the address of a workspace
-    of that many bytes; `last_error` tells why a launch failed.
+    of that many bytes; `last_error` tells why a launch failed. `queue` is where it runs: kept
+    plans keep no queue alive.
     """
 
     name: str
@@ -49,6 +52,7 @@ class CallPlan:
     tail: bytes
     inputs: tuple[int, ...]
     kind: Kind
+    queue: ReferenceType[Queue]
     results: tuple[tuple[str, tuple[int, ...], Any], ...]
     workspace: int | None
     threads: int
@@ -77,11 +81,12 @@ def make_plan(declaration: Declaration, args: Arguments) -> CallPlan:
         raise declaration.error(
             f"{declaration.name} needs at most {len(results)} results in out, got {len(args.outs)}"
         )
-    if all(elements(shape) == 0 for _, shape, _ in bound.results):
-        nothing = struct.Struct("").pack
-        return CallPlan(declaration.name, None, b"", nothing, b"", (), kind, results, 0, 1, checks)
     device = kind.device(like)
     queue = kind.queue(like) or device.default_queue
+    if all(elements(shape) == 0 for _, shape, _ in bound.results):
+        nothing = struct.Struct("").pack
+        return CallPlan(declaration.name, None, b"", nothing, b"", (), kind,
+                        queue.reference, results, 0, 1, checks)  # fmt: skip
     wide = frozenset[str]() if device.driver.host else bound.wide  # of no use to the CPU
     ready = executable(bound.graph, Layouts(bound.unit, wide), device)
     head, tail = pack(ready.plan, bound, numbers)
@@ -93,9 +98,20 @@ def make_plan(declaration: Declaration, args: Arguments) -> CallPlan:
     pointers = struct.Struct(f"<{len(names) + len(results)}q")
     return CallPlan(
         declaration.name, ready.loaded.on(queue), head, pointers.pack, tail,
-        tuple(arrays.index(n) for n in names), kind, results, workspace, threads, checks,
-        partial(device.driver.arena, queue), device.driver.last_error,
+        tuple(arrays.index(n) for n in names), kind, queue.reference, results, workspace,
+        threads, checks, _scratch(device.driver, queue.reference), device.driver.last_error,
     )  # fmt: skip
+
+
+def _scratch(driver: Driver, queue: ReferenceType[Queue]) -> Callable[[int], int]:
+    """The workspace of a queue; it lives while a call with its tensors does."""
+
+    def address(nbytes: int) -> int:
+        alive = queue()
+        assert alive is not None
+        return driver.arena(alive, nbytes)
+
+    return address
 
 
 def _check_place(declaration: Declaration, args: Arguments) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -70,7 +71,10 @@ class Event:
         self._mark.synchronize()
 
     def since(self, earlier: Event) -> float:
-        """Seconds from `earlier` to this event."""
+        """Seconds from `earlier` to this event. Raises DeviceError for one of another device."""
+        here, there = self.queue.device, earlier.queue.device
+        if here is not there:
+            raise DeviceError(f"needs two events of one device, got {here} and {there}")
         return self._mark.since(earlier._mark)
 
 
@@ -78,12 +82,12 @@ class Queue:
     """Ordered work on one device. `with queue:` makes it the current one of this thread.
 
     `handle` is the driver's own object behind it, made when first needed; given, it is a stream
-    that someone else owns.
+    that someone else owns. What is kept for later calls has but the `reference`.
     """
 
     def __init__(self, device: Device, handle: Any = None) -> None:
         self.device, self.handle = device, handle
-        self._outer: list[Queue | None] = []
+        self.reference = weakref.ref(self)
 
     def synchronize(self) -> None:
         """Wait for everything submitted; raises the error of a kernel that failed."""
@@ -94,8 +98,7 @@ class Queue:
         return Event(self, self.device.driver.record(self))
 
     def __enter__(self) -> Queue:
-        self._outer.append(getattr(_CURRENT, "queue", None))
-        _CURRENT.queue = self
+        _CURRENT.queues.append(self)
         return self
 
     def __exit__(
@@ -104,13 +107,20 @@ class Queue:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        _CURRENT.queue = self._outer.pop()
+        _CURRENT.queues.pop()
 
     def __repr__(self) -> str:
         return f"<queue of {self.device}>"
 
 
-_CURRENT = threading.local()
+class _Current(threading.local):
+    """The queues a thread has entered, the innermost last."""
+
+    def __init__(self) -> None:
+        self.queues: list[Queue] = []
+
+
+_CURRENT = _Current()
 _DEFAULTS: dict[int, Queue] = {}
 _FOREIGN: dict[tuple[str, int], Queue] = {}
 _LOCK = fork_safe_lock()
@@ -132,8 +142,8 @@ def foreign_queue(device: Device, handle: int) -> Queue:
 
 def current_queue(device: Device) -> Queue:
     """The queue of the innermost `with queue:` on this device, else its default one."""
-    queue: Queue | None = getattr(_CURRENT, "queue", None)
-    return queue if queue is not None and queue.device is device else device.default_queue
+    entered = (queue for queue in reversed(_CURRENT.queues) if queue.device is device)
+    return next(entered, None) or device.default_queue
 
 
 def devices() -> tuple[Device, ...]:
@@ -184,7 +194,7 @@ def host() -> Device:
     return _INTERNED.get("llvm:0") or device("llvm:0")
 
 
-def memory_usage(of: Device | None = None) -> MemoryUsage:
-    """Bytes in use on a device (default: the host)."""
-    where = of or host()
+def memory_usage(of: Device | str | None = None) -> MemoryUsage:
+    """Bytes in use on a device, itself or by name (default: the host)."""
+    where = device(of) if isinstance(of, str) else of or host()
     return where.driver.memory_usage(where.index)

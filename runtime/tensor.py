@@ -258,15 +258,15 @@ def _named(dtype: DType | str) -> DType:
 class _TensorKind:
     """`Tensor` as calls see it: NumPy's view of the memory, the tensor's own queue.
 
-    The dtype object is (dtype, queue, whether it starts at a multiple of 16 bytes), the last only
-    where that matters.
+    The dtype object is (dtype, reference to the queue, whether it starts at a multiple of 16
+    bytes), the last only where that matters.
     """
 
     name = "rudnn"
 
     def layout(self, x: Any) -> Layout:
         aligned = not x.device.driver.host and self.pointer(x) % WIDE_BYTES == 0
-        return (x.dtype, x.queue, aligned), x._array.shape, x._array.strides
+        return (x.dtype, x.queue.reference, aligned), x._array.shape, x._array.strides
 
     def dtype(self, native: Any) -> DType | None:
         return native[0]
@@ -281,10 +281,11 @@ class _TensorKind:
         return NUMPY.pointer(x._array)
 
     def native(self, dtype: DType, like: Any) -> Any:
-        return dtype, like.queue
+        return dtype, like.queue.reference
 
     def empty(self, shape: Sequence[int], native: Any) -> Any:
-        return _blank(tuple(shape), *native)
+        dtype, queue = native
+        return _blank(tuple(shape), dtype, queue())
 
     def wrote(self, x: Any) -> None:
         pass

@@ -1,0 +1,110 @@
+"""Bugs of devices, queues and events that once were; names tell the symptom."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rudnn
+from rudnn.errors import DeviceError
+from rudnn.runtime.device import current_queue
+from rudnn.runtime.targets.vulkan.driver import driver
+from rudnn.runtime.targets.vulkan.gpu import opened
+
+needs_vulkan = pytest.mark.skipif(not driver().device_names(), reason="needs a Vulkan device")
+
+
+def test_a_queue_entered_by_two_threads_gave_one_the_queue_of_the_other() -> None:
+    device = rudnn.device("llvm")
+    shared, own = rudnn.Queue(device), rudnn.Queue(device)
+    entered, both, left = (threading.Event() for _ in range(3))
+    found: dict[str, Any] = {}
+
+    def first() -> None:
+        with shared:
+            entered.set()
+            both.wait(10)
+        found["first"] = current_queue(device)
+        left.set()
+
+    def second() -> None:
+        entered.wait(10)
+        with own:
+            with shared:
+                both.set()
+                left.wait(10)
+            found["second"] = current_queue(device)
+
+    threads = [threading.Thread(target=f) for f in (first, second)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {"first": device.default_queue, "second": own}
+
+
+@needs_vulkan
+def test_a_queue_of_another_device_hid_the_one_around_it() -> None:
+    device = rudnn.device("vulkan")
+    outer = rudnn.Queue(device)
+    with outer, rudnn.Queue(rudnn.device("llvm")):
+        assert rudnn.empty((3,), device=device).queue is outer
+
+
+@pytest.mark.parametrize("name", ["llvm", pytest.param("vulkan", marks=needs_vulkan)])
+def test_kept_call_plans_kept_queues_and_their_workspaces(name: str) -> None:
+    gone = []
+    for _ in range(4):
+        queue = rudnn.Queue(rudnn.device(name))
+        x = rudnn.tensor(np.ones((2, 3), np.float32), queue=queue)
+        assert (rudnn.nn.add(x, x, out=x).numpy() == 2).all()
+        gone.append(weakref.ref(queue))
+        del queue, x
+    gc.collect()
+    assert [queue() for queue in gone] == [None] * 4
+
+
+@needs_vulkan
+def test_a_queue_used_first_by_several_threads_left_its_stream_to_several_queues() -> None:
+    queues, start = [rudnn.Queue(rudnn.device("vulkan"))], threading.Barrier(4)
+
+    def use() -> None:
+        start.wait(10)
+        opened(0).stream(queues[0])
+
+    threads = [threading.Thread(target=use) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    queues.clear()
+    gc.collect()
+    idle = opened(0).idle
+    assert len({id(stream) for stream in idle}) == len(idle)
+
+
+@needs_vulkan
+def test_events_of_two_devices_raised_an_attribute_error() -> None:
+    here, there = (rudnn.device(name).default_queue.record() for name in ("llvm", "vulkan"))
+    for later, earlier in ((here, there), (there, here)):
+        with pytest.raises(DeviceError, match="needs two events of one device, got"):
+            later.since(earlier)
+
+
+@needs_vulkan
+def test_an_event_before_the_other_was_five_centuries_after_it() -> None:
+    queue = rudnn.device("vulkan").default_queue
+    first, second = queue.record(), queue.record()
+    assert second.since(first) == -first.since(second)
+    assert -60 < first.since(second) <= 0
+
+
+def test_memory_usage_took_no_name() -> None:
+    assert rudnn.memory_usage("llvm") == rudnn.memory_usage()
+    with pytest.raises(DeviceError, match="needs one of the devices"):
+        rudnn.memory_usage("nowhere")

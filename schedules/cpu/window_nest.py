@@ -8,6 +8,7 @@ from typing import Any
 from ...dsl.dtypes import f32
 from ...dsl.expr import Axis
 from ...dsl.lower import convert
+from ...dsl.walk import free_axes
 from ..emit import Emitter
 from ..group import Group
 from ..windows import Windows, known
@@ -38,6 +39,8 @@ class WindowNest:
         self.width = -(-width // step) * step
         self.channels = math.prod(map(known, found.channels))
         self.outer_taps = math.prod(a.taps for a in self.outer)
+        last = found.image.index[-1]
+        self.transposes = bool(set(free_axes(last)) & set(found.channels)) and self.channels > 1
 
     def lower(self) -> Any:
         nest, found = self.nest, self.found
@@ -111,80 +114,91 @@ class WindowNest:
     # --- the image ---
 
     def _pack_image(self) -> None:
-        from tvm import tirx
-
-        nest, found, high = self.nest, self.found, self.high
+        nest, found = self.nest, self.found
         env = dict(self.env)
         if found.shared is not None:
             env[found.shared] = self.group_at * index(found.run)
-        taps = [index(a.taps) for a in self.outer]
+        if self.transposes:
+            self._pack_planes(env, None)
+            return
         with nest.loop("channel", index(self.channels)) as channel:
-            here = env | self._channel_env(channel)
-            with nest.loop("outer", index(self.outer_taps)) as outer:
-                inside: Any = tirx.const(True, "bool")
-                places: dict[int, Any] = {}
-                for a, tap in zip(self.outer, nest.unflatten(outer, taps), strict=False):
-                    place = self.env[a.window] * index(a.stride) + tap * index(a.step)
-                    places[a.position] = place + index(a.offset)
-                    inside = tirx.all(inside, _within(places[a.position], a.size))
-                base = (channel * index(self.outer_taps) + outer) * index(self.plane)
-                lines = index(high.phases * high.length)
-                with nest.loop("line", lines) as line:
-                    phase, at = nest.unflatten(line, [index(high.phases), index(high.length)])
-                    place = (self.line + at) * index(high.step) + phase + index(high.along.lowest)
-                    place = nest.bind("place", place)
-                    places[high.along.position] = place
-                    start = base + phase * index(self.wide.phases * self.phase)
-                    start = nest.bind("start", start + at * index(self.wide.length))
-                    known = tirx.all(inside, _within(place, high.along.size))
-                    with nest.when(known):
-                        self._pack_line(here, places, start)
-                    with nest.otherwise():
-                        self._fill_line(start)
+            self._pack_planes(env | self._channel_env(channel), channel)
 
-    def _fill_line(self, start: Any) -> None:
-        nest = self.nest
-        for phase in range(self.wide.phases):
-            first = start + index(phase * self.phase)
+    def _pack_planes(self, env: dict[Axis, Any], channel: Any) -> None:
+        """The planes of one channel; of all where it is None, channels being side by side."""
+        from tvm import tirx
 
-            def zeros(at: Any, width: int, first: Any = first) -> None:
-                with nest.vector(width) as lane:
-                    nest.put(self.planes, [first + at + lane], real(0.0))
+        nest, high = self.nest, self.high
+        taps = [index(a.taps) for a in self.outer]
+        with nest.loop("outer", index(self.outer_taps)) as outer:
+            inside: Any = tirx.const(True, "bool")
+            places: dict[int, Any] = {}
+            for a, tap in zip(self.outer, nest.unflatten(outer, taps), strict=False):
+                place = self.env[a.window] * index(a.stride) + tap * index(a.step)
+                places[a.position] = place + index(a.offset)
+                inside = tirx.all(inside, _within(places[a.position], a.size))
+            base = outer * index(self.plane)
+            if channel is not None:
+                base = base + channel * index(self.outer_taps * self.plane)
+            with nest.loop("line", index(high.phases * high.length)) as line:
+                phase, at = nest.unflatten(line, [index(high.phases), index(high.length)])
+                place = (self.line + at) * index(high.step) + phase + index(high.along.lowest)
+                place = nest.bind("place", place)
+                places[high.along.position] = place
+                start = base + phase * index(self.wide.phases * self.phase)
+                start = nest.bind("start", start + at * index(self.wide.length))
+                with nest.when(tirx.all(inside, _within(place, high.along.size))):
+                    for part in range(self.wide.phases):
+                        self._pack_phase(env, places, start, part, channel is None)
+                with nest.otherwise():
+                    for part in range(self.wide.phases):
+                        first = start + index(part * self.phase)
+                        length = index(self.wide.length)
+                        self._zeros(first, index(0), length, channel is None)
 
-            nest.strip(self.wide.length, self.lanes, zeros)
-
-    def _pack_line(self, env: dict[Axis, Any], places: dict[int, Any], start: Any) -> None:
-        """One line of the block: what is inside as it is, 0 around it."""
+    def _pack_phase(
+        self, env: dict[Axis, Any], places: dict[int, Any], start: Any, phase: int, all_: bool
+    ) -> None:
+        """A phase of one line of the block: what is inside as it is, 0 around it."""
         from tvm import tirx
 
         nest, wide = self.nest, self.wide
         a = wide.along
-        for phase in range(wide.phases):
-            # Element j is at place (column + j) · step + shift.
-            shift, first = phase + a.lowest, start + index(phase * self.phase)
-            low = max(0, -(shift // wide.step))
-            past = max(low, (a.size - 1 - shift) // wide.step + 1)
-            whole = wide.count == a.windows
-            if whole:
-                bounds = [index(min(low, wide.length)), index(min(past, wide.length))]
-            else:
-                length = index(wide.length)
-                bounds = [
-                    nest.bind("bound", tirx.max(tirx.min(index(b) - self.column, length), index(0)))
-                    for b in (low, past)
-                ]
-            self._zeros(first, index(0), bounds[0])
-            count = nest.simple(bounds[1] - bounds[0])
+        # Element j is at place (column + j) · step + shift.
+        shift, first = phase + a.lowest, start + index(phase * self.phase)
+        low = max(0, -(shift // wide.step))
+        past = max(low, (a.size - 1 - shift) // wide.step + 1)
+        length = index(wide.length)
+        if wide.count == a.windows:
+            begin, end = index(min(low, wide.length)), index(min(past, wide.length))
+        else:
+            begin, end = (
+                nest.bind("bound", tirx.max(tirx.min(index(b) - self.column, length), index(0)))
+                for b in (low, past)
+            )
 
-            def copy(
-                at: Any, first: Any = first, shift: int = shift, begin: Any = bounds[0]
-            ) -> None:
-                place = (self.column + begin + at) * index(wide.step) + index(shift)
-                value = self._image(env, places | {a.position: place})
-                nest.put(self.planes, [first + begin + at], value)
+        def copy(at: Any, channel: Any) -> None:
+            here = env if channel is None else env | self._channel_env(channel)
+            place = (self.column + begin + at) * index(wide.step) + index(shift)
+            value = self._image(here, places | {a.position: place})
+            to = first if channel is None else first + channel * index(self.outer_taps * self.plane)
+            nest.put(self.planes, [to + begin + at], value)
 
-            self._run(count, copy)
-            self._zeros(first, bounds[1], index(wide.length))
+        self._zeros(first, index(0), begin, all_)
+        count = nest.simple(end - begin)
+        if all_:
+            nest.transposed(count, index(self.channels), copy)
+        else:
+            self._run(count, lambda at: copy(at, None))
+        self._zeros(first, end, length, all_)
+
+    def _zeros(self, first: Any, begin: Any, end: Any, all_: bool) -> None:
+        """0 in elements `begin` … `end` − 1 of a line, of every channel with `all_`."""
+        nest = self.nest
+        with nest.loop("channel", index(self.channels if all_ else 1)) as channel:
+            to = first + channel * index(self.outer_taps * self.plane) + begin
+            self._run(nest.simple(end - begin),
+                      lambda at: nest.put(self.planes, [to + at], real(0.0)))  # fmt: skip
 
     def _run(self, count: Any, body: Any) -> None:
         """`body` at 0 … count − 1: vectors, then single elements."""
@@ -194,12 +208,6 @@ class WindowNest:
             body(v * lanes + lane)
         with nest.loop("rest", nest.simple(count - whole * lanes)) as at:
             body(whole * lanes + at)
-
-    def _zeros(self, first: Any, begin: Any, end: Any) -> None:
-        nest = self.nest
-        count = nest.simple(end - begin)
-        with nest.loop("edge", count) as at:
-            nest.put(self.planes, [first + begin + at], real(0.0))
 
     def _image(self, env: dict[Axis, Any], places: dict[int, Any]) -> Any:
         """The image's element, the windowed dims at `places`, as f32."""
@@ -274,20 +282,23 @@ class WindowNest:
         from tvm import tirx
 
         nest, cfg = self.nest, self.config
-        rows = tirx.min(index(cfg.rows), index(self.rows) - tile * index(cfg.rows))
-        rows = index(cfg.rows) if self.rows % cfg.rows == 0 else nest.bind("rows", rows)
-        with nest.loop("row", rows) as r:
+        left = index(self.rows) - tile * index(cfg.rows)
+        exact = self.rows % cfg.rows == 0
+        rows = index(cfg.rows) if exact else nest.bind("rows", tirx.min(index(cfg.rows), left))
+        lines, columns = self._left(self.high, self.line), self._left(self.wide, self.column)
+
+        def write(r: Any, line: Any, at: Any) -> None:
             env = self.env | self._row_env(self.group_at, tile * index(cfg.rows) + r)
-            left = self._left(self.high, self.line)
-            with nest.loop("line", left) as line:
-                env = env | {self.high.along.window: self.line + line}
-                count = self._left(self.wide, self.column)
+            env[self.high.along.window] = self.line + line
+            env[self.wide.along.window] = self.column + at
+            self._write(env, self.sums[r, line * index(self.wide.length) + at])
 
-                def write(at: Any, env: dict[Axis, Any] = env, line: Any = line) -> None:
-                    here = env | {self.wide.along.window: self.column + at}
-                    self._write(here, self.sums[r, line * index(self.wide.length) + at])
-
-                self._run(count, write)
+        if self.group.stages[-1].axes[-1] is not self.wide.along.window:
+            with nest.loop("line", lines) as line:
+                nest.transposed(rows, columns, lambda r, at: write(r, line, at))
+            return
+        with nest.loop("row", rows) as r, nest.loop("line", lines) as line:
+            self._run(columns, lambda at: write(r, line, at))
 
     def _left(self, dim: Dim, start: Any) -> Any:
         """How many windows of a block there are."""

@@ -1,4 +1,4 @@
-"""Sums over windows whose result has the windows innermost: vectors of windows, rows in registers.
+"""Sums over windows: vectors of windows, rows in registers.
 
     parallel (batch.., outer windows, group, block of windows):
         planes[channel, tap.., phase] = the block's part of the image, 0 outside
@@ -8,7 +8,8 @@
 
 The last two windowed dims make up a block. A plane has the padding in it and its lines joined, so
 that one displacement of the whole block is a tap, whatever the line a window lies in; what is
-between the lines is computed and left out. A stride of s splits a plane in s phases.
+between the lines is computed and left out. A stride of s splits a plane in s phases. Where channels
+or rows are innermost in memory, packing and finishing transpose.
 """
 
 from __future__ import annotations
@@ -72,12 +73,16 @@ class WindowSums:
         found = group_windows(group)
         if found is None:
             return Rejection(NEEDS)
-        last = group.stages[-1].axes[-1]
+        windows = math.prod(a.windows for a in found.along)
+        innermost = group.stages[-1].axes[-1] is found.along[-1].window
         return first_rejection(
             check(found.is_static, "needs a number of channels known"),
             check(len(found.along) >= 2, "needs two windowed dims"),
-            check(last is found.along[-1].window, "needs the windows of the last dim innermost"),
-            check(math.prod(a.windows for a in found.along) > 1, "needs more than one window"),
+            check(windows > 1, "needs more than one window"),
+            check(
+                innermost or windows >= caps.lanes(),
+                "needs the windows of the last dim innermost, or a vector of windows",
+            ),
         )
 
     def default(self, group: Group, caps: Capability) -> WindowsConfig:

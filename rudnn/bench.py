@@ -289,7 +289,7 @@ def _bound(case: BenchCase) -> Any:
     numbers = numbers_of(declaration) | {
         n: v for n, v in case.settings.items() if n in declaration.params
     }
-    extents = {n: int(case.settings.get(n, e.default)) for n, e in declaration.extents.items()}
+    extents = {n: int(case.settings.get(n, e.default or 0)) for n, e in declaration.extents.items()}
     return Binder(declaration).bind(views, numbers, chosen, extents, {})
 
 

@@ -124,6 +124,11 @@ def _from_data(index: Expr) -> bool:
     return any(isinstance(n, Read) for n in walk(index))
 
 
+def _from_caller(divisor: Expr) -> bool:
+    """Whether it may be any number: dims have contracts."""
+    return any(isinstance(n, (Read, ScalarRef)) for n in walk(divisor))
+
+
 def _worth(node: Expr) -> bool:
     return isinstance(node, (Unary, Binary, Select))
 
@@ -177,6 +182,8 @@ class Lowering:
         if isinstance(node, Unary):
             return _negation(node.a, go) if node.op == "not" else self._unary(node, go(node.a))
         if isinstance(node, Binary):
+            if node.op in ("floordiv", "mod") and _from_caller(node.b):
+                return _division(node, go(node.a), go(node.b), shared.lets)
             return _binary(node, go(node.a), go(node.b))
         if isinstance(node, Select):
             return tirx.Select(go(node.condition), go(node.then), go(node.otherwise))
@@ -275,6 +282,27 @@ def convert(value: Tir, source: DType, goal: DType) -> Tir:
     if source == bf16 and goal == f32:
         return value
     return value.astype(goal.name)
+
+
+def _division(node: Binary, a: Tir, b: Tir, lets: Lets) -> Tir:
+    """Floor division or remainder by any integer: by 0 it is 0, and -x may wrap, as NumPy's.
+
+    On a CPU x / 0 and the least integer / -1 end the process, on a device they are undefined.
+    """
+    from tvm import tirx
+
+    zero, one = constant(0, node.dtype), constant(1, node.dtype)
+    a, b = lets("dividend", a), lets("divisor", b)
+    by_zero = b == zero
+    odd, sign = by_zero, one
+    if not node.dtype.name.startswith("u"):
+        minus_one = constant(-1, node.dtype)
+        odd, sign = tirx.any(by_zero, b == minus_one), tirx.Select(b == minus_one, minus_one, one)
+    whole = tirx.Select(odd, one, b)
+    if node.op == "mod":
+        return tirx.floormod(a, whole)
+    # A product: under the condition of a Select TVM would take the guard away, and divide anyway.
+    return tirx.floordiv(a, whole) * tirx.Select(by_zero, zero, sign)
 
 
 def _binary(node: Binary, a: Tir, b: Tir) -> Tir:

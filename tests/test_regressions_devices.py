@@ -11,6 +11,9 @@ import numpy as np
 import pytest
 
 import rudnn
+from rudnn.dsl import In, Out, axes, op, where
+from rudnn.dsl.declare import Declaration
+from rudnn.dsl.dtypes import DType, i32, u32
 from rudnn.errors import DeviceError
 from rudnn.runtime.device import current_queue
 from rudnn.runtime.targets.vulkan.driver import driver
@@ -108,3 +111,28 @@ def test_memory_usage_took_no_name() -> None:
     assert rudnn.memory_usage("llvm") == rudnn.memory_usage()
     with pytest.raises(DeviceError, match="needs one of the devices"):
         rudnn.memory_usage("nowhere")
+
+
+def _divided(dtype: DType) -> Declaration:
+    results = tuple(Out("R", dtype=dtype, name=name) for name in ("q", "m", "chosen"))
+
+    @op(out=results, example={"R": 9})
+    def divided(a: Any = In("R", dtype=dtype), b: Any = In("R", dtype=dtype)) -> Any:
+        """// and % by data, also where another value is selected."""
+        r = axes("R")
+        return a[r] // b[r], a[r] % b[r], where(b[r] != 0, a[r] // b[r], 9)
+
+    return divided
+
+
+@pytest.mark.parametrize("dtype", [i32, u32], ids=str)
+@pytest.mark.parametrize("name", ["llvm", pytest.param("vulkan", marks=needs_vulkan)])
+def test_an_integer_divided_by_0_in_the_data_ended_the_process(name: str, dtype: DType) -> None:
+    least = -(2**31)
+    numerators, divisors = [5, -5, 0, least, least, 7, -7, 7, 8], [0, 0, 0, -1, 0, -1, 2, -2, least]
+    a, b = (np.array(values, np.int32).view(dtype.numpy) for values in (numerators, divisors))
+    run = _divided(dtype)
+    q, m, chosen = run(rudnn.tensor(a, device=name), rudnn.tensor(b, device=name))
+    with np.errstate(all="ignore"):
+        assert np.array_equal(q.numpy(), a // b) and np.array_equal(m.numpy(), a % b)
+        assert np.array_equal(chosen.numpy(), np.where(b != 0, a // b, 9))

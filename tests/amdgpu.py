@@ -9,13 +9,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class KernelFacts:
-    """One kernel of an assembly text. Bytes; `instructions` counts mnemonics without suffixes."""
+    """One kernel of an assembly text. Bytes; `instructions` counts mnemonics without suffixes.
+
+    `spills` of vector registers go to memory, `scalar_spills` to lanes of vector registers.
+    """
 
     name: str
     shared: int
     scratch: int
     vector_registers: int
     spills: int
+    scalar_spills: int
     wave: int
     threads: int
     arguments: tuple[tuple[int, int], ...]
@@ -44,7 +48,7 @@ def _facts(note: str, assembly: str) -> KernelFacts:
     arguments = re.findall(r"\.offset: +(\d+)\n +\.size: +(\d+)", note)
     return KernelFacts(
         name[1], number("group_segment_fixed_size"), number("private_segment_fixed_size"),
-        number("vgpr_count"), number("vgpr_spill_count") + number("sgpr_spill_count"),
+        number("vgpr_count"), number("vgpr_spill_count"), number("sgpr_spill_count"),
         number("wavefront_size"), number("max_flat_workgroup_size"),
         tuple((int(offset), int(size)) for offset, size in arguments),
         Counter(re.sub(r"_e(32|64)$|_dpp$|_sdwa$", "", line.split()[0]) for line in lines),
@@ -54,7 +58,9 @@ def _facts(note: str, assembly: str) -> KernelFacts:
 
 _BARRIER = ("s_barrier", "s_barrier_signal")
 _SHARED_WRITE = re.compile(r"ds_(write|store|add|max|min|or|and|xor)")
-_SHARED_WAIT = re.compile(r"s_waitcnt (?:.*lgkmcnt\(0\)|0$|null)|s_wait_dscnt 0x0|s_wait_idle")
+_SHARED_WAIT = re.compile(
+    r"s_waitcnt (?:.*lgkmcnt\(0\)|0$|null)|s_wait_(?:\w+_)?dscnt 0x0|s_wait_idle"
+)
 
 
 def _bare_barriers(lines: list[str]) -> int:

@@ -284,8 +284,12 @@ def unit_stride(view: View) -> bool:
 
 
 def rows_aligned(view: View) -> bool:
-    """Whether rows of an aligned array start at multiples of 16 bytes."""
-    return not any(s * view.dtype.bytes % WIDE_BYTES for s in view.strides[:-1])
+    """Whether rows of an aligned array start at multiples of 16 bytes.
+
+    A dim of 1, which no index goes along, does not count, whatever its stride.
+    """
+    steps = zip(view.shape[:-1], view.strides[:-1], strict=True)
+    return not any(n > 1 and s * view.dtype.bytes % WIDE_BYTES for n, s in steps)
 
 
 def merge(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ....dsl.errors import CompileError
+from ...locks import fork_safe_lock
 
 if TYPE_CHECKING:
     from ...device_code import DeviceFunction
@@ -22,7 +22,7 @@ _VECTOR_STORE = re.compile(
     r"^( *)\*\((float[24]|uint[24])\*\)\((\w+_data \+ .*)\) = (\*\(\2\*\)\(.*\));$", re.M
 )
 _CALLBACK = "tvm_callback_cuda_compile"
-_lock = threading.Lock()
+_LOCK = fork_safe_lock()  # of the callback, which is the process's
 
 
 def tvm_target(arch: str) -> Any:
@@ -62,7 +62,7 @@ def _without_compiling() -> Iterator[None]:
     def nothing(_code: str, _target: Any = None) -> bytes:
         return b" "
 
-    with _lock:
+    with _LOCK:
         former = tvm.get_global_func(_CALLBACK, allow_missing=True)
         tvm_ffi.register_global_func(_CALLBACK, nothing, override=True)
         try:

@@ -162,9 +162,12 @@ def _sorts(settings: tuple[Any, ...]) -> tuple[Any, ...]:
 def _start(plan: CallPlan, addresses: list[int]) -> None:
     """Launch on the given addresses. Raises LaunchError."""
     packed = plan.head + plan.pack(*addresses) + plan.tail
-    if plan.workspace is not None:
-        packed += plan.scratch(plan.workspace).to_bytes(8, "little")
-    status = plan.launch(packed, plan.threads)  # type: ignore[misc]
+    if plan.workspace is None:
+        status = plan.launch(packed, plan.threads)  # type: ignore[misc]
+    else:
+        with plan.starting:  # no other thread's call in between, which would use it too
+            packed += plan.scratch(plan.workspace).to_bytes(8, "little")
+            status = plan.launch(packed, plan.threads)  # type: ignore[misc]
     if status != 0:
         why = plan.last_error() or f"status {status}"
         raise LaunchError(f"the kernel of {plan.name} failed: {why}")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 from weakref import ReferenceType
 
@@ -42,7 +43,7 @@ class CallPlan:
     `launch` is None where there is nothing to compute. `workspace` are its bytes, None where the
     kernel takes none. `scratch` gives the address of a workspace
     of that many bytes; `last_error` tells why a launch failed. `queue` is where it runs: kept
-    plans keep no queue alive.
+    plans keep no queue alive. `starting` is held while the workspace is this call's.
     """
 
     name: str
@@ -59,6 +60,7 @@ class CallPlan:
     index_checks: tuple[tuple[int, str, int], ...]
     scratch: Callable[[int], int] = int
     last_error: Callable[[], str] = str
+    starting: AbstractContextManager[None] = field(default_factory=nullcontext)
 
 
 def make_plan(declaration: Declaration, args: Arguments) -> CallPlan:
@@ -100,6 +102,7 @@ def make_plan(declaration: Declaration, args: Arguments) -> CallPlan:
         declaration.name, ready.loaded.on(queue), head, pointers.pack, tail,
         tuple(arrays.index(n) for n in names), kind, queue.reference, results, workspace,
         threads, checks, _scratch(device.driver, queue.reference), device.driver.last_error,
+        nullcontext() if device.driver.host else queue.starting,  # host: one a thread
     )  # fmt: skip
 
 

@@ -82,12 +82,14 @@ class Queue:
     """Ordered work on one device. `with queue:` makes it the current one of this thread.
 
     `handle` is the driver's own object behind it, made when first needed; given, it is a stream
-    that someone else owns. What is kept for later calls has but the `reference`.
+    that someone else owns. What is kept for later calls has but the `reference`. `starting` is
+    held from taking the workspace until the kernels that use it are submitted.
     """
 
     def __init__(self, device: Device, handle: Any = None) -> None:
         self.device, self.handle = device, handle
         self.reference = weakref.ref(self)
+        self.starting = fork_safe_lock()
 
     def synchronize(self) -> None:
         """Wait for everything submitted; raises the error of a kernel that failed."""

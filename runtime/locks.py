@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from types import TracebackType
+
+_LOCKS: weakref.WeakSet[_ForkSafeLock] = weakref.WeakSet()
 
 
 class _ForkSafeLock:
@@ -15,11 +18,10 @@ class _ForkSafeLock:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._renew)
+        self.renew()
+        _LOCKS.add(self)
 
-    def _renew(self) -> None:
+    def renew(self) -> None:
         self._lock = threading.RLock()
 
     def __enter__(self) -> None:
@@ -35,5 +37,14 @@ class _ForkSafeLock:
 
 
 def fork_safe_lock() -> _ForkSafeLock:
-    """A new lock for a module; use it with `with`."""
+    """A new lock; use it with `with`."""
     return _ForkSafeLock()
+
+
+def _renew_all() -> None:
+    for lock in list(_LOCKS):
+        lock.renew()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_all)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 import weakref
 from typing import Any
 
@@ -12,12 +13,15 @@ import pytest
 
 import rudnn
 from rudnn.dsl import In, Out, axes, op, where
+from rudnn.dsl import sum as sum_
 from rudnn.dsl.declare import Declaration
-from rudnn.dsl.dtypes import DType, i32, u32
+from rudnn.dsl.dtypes import DType, f32, i32, u32
 from rudnn.errors import DeviceError
+from rudnn.runtime.bind import View, rows_aligned
 from rudnn.runtime.device import current_queue
-from rudnn.runtime.targets.vulkan.driver import driver
+from rudnn.runtime.targets.vulkan.driver import VulkanDriver, driver
 from rudnn.runtime.targets.vulkan.gpu import opened
+from rudnn.runtime.targets.vulkan.launch import Call
 
 needs_vulkan = pytest.mark.skipif(not driver().device_names(), reason="needs a Vulkan device")
 
@@ -136,3 +140,45 @@ def test_an_integer_divided_by_0_in_the_data_ended_the_process(name: str, dtype:
     with np.errstate(all="ignore"):
         assert np.array_equal(q.numpy(), a // b) and np.array_equal(m.numpy(), a % b)
         assert np.array_equal(chosen.numpy(), np.where(b != 0, a // b, 9))
+
+
+@needs_vulkan
+def test_a_thread_started_kernels_on_a_workspace_that_another_had_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    @op(out=Out("R"), example={"R": 2, "H": 5})
+    def total(x: Any = In("R", "H")) -> Any:
+        """Long rows, so that their parts are in the workspace."""
+        r, h = axes("R", "H")
+        return sum_(x[r, h], over=h)
+
+    steps: list[tuple[str, int]] = []
+    arena, start = VulkanDriver.arena, Call.__call__
+
+    def take(self: VulkanDriver, queue: Any, nbytes: int) -> int:
+        found = arena(self, queue, nbytes)
+        steps.append(("take", threading.get_ident()))
+        time.sleep(0.01)
+        return found
+
+    def begin(self: Call, packed: bytes, threads: int) -> int:
+        steps.append(("start", threading.get_ident()))
+        return start(self, packed, threads)
+
+    x = rudnn.tensor(np.ones((2, 500), np.float32), device="vulkan")
+    total(x)
+    monkeypatch.setattr(VulkanDriver, "arena", take)
+    monkeypatch.setattr(Call, "__call__", begin)
+    threads = [threading.Thread(target=lambda: [total(x) for _ in range(3)]) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [step for step, _ in steps] == ["take", "start"] * 9
+    assert all(steps[i][1] == steps[i + 1][1] for i in range(0, 18, 2))
+
+
+def test_one_row_was_not_moved_by_16_bytes() -> None:
+    assert rows_aligned(View(f32, (1, 8), (1, 1), aligned=True))  # as a pack without dims is bound
+    assert rows_aligned(View(f32, (1, 3, 8), (7, 8, 1), aligned=True))
+    assert not rows_aligned(View(f32, (2, 8), (9, 1), aligned=True))

@@ -214,6 +214,8 @@ _OPERATORS: Mapping[str, str] = {
     "Add": "({} + {})", "Sub": "({} - {})", "Mul": "({} * {})", "Div": "({} // {})",
     "FloorDiv": "({} // {})", "Mod": "({} % {})", "FloorMod": "({} % {})",
     "Min": "min({}, {})", "Max": "max({}, {})",
+    "EQ": "({} == {})", "NE": "({} != {})", "LT": "({} < {})", "LE": "({} <= {})",
+    "GT": "({} > {})", "GE": "({} >= {})", "And": "({} and {})", "Or": "({} or {})",
 }  # fmt: skip
 
 
@@ -228,6 +230,11 @@ def _text(node: Any) -> str:
         return _text(node.value)
     if kind in _OPERATORS:
         return _OPERATORS[kind].format(_text(node.a), _text(node.b))
+    if kind == "Select":
+        parts = (node.true_value, node.condition, node.false_value)
+        return "({} if {} else {})".format(*(_text(p) for p in parts))
+    if kind == "Not":
+        return f"(not {_text(node.a)})"
     if kind == "Call" and str(node.op.name).endswith("truncdiv"):
         return _OPERATORS["Div"].format(*(_text(a) for a in node.args))
     raise CompileError(f"needs a launch extent of dims, got {node}")

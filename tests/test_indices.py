@@ -21,13 +21,15 @@ def _floored(x: Any = In("N")) -> Any:
 
 def test_rows_that_do_not_join_compile_in_ten_seconds() -> None:
     """Fused loops were taken apart with selects on signs, which LLVM needed 10 s to digest."""
-    from rudnn.runtime.compiler import schedule
+    from rudnn.runtime.compiler import Layouts, schedule
     from rudnn.runtime.targets.llvm import cpu
     from rudnn.runtime.targets.llvm.compile import lower
 
     view = View(f32, (3, 5, 13), (999, 99, 2))
     bound = Binder(silu).bind({"x": view}, {}, {}, {}, {"out": view})
-    module, _ = lower(schedule(bound.graph, bound.unit, "llvm"), "entry", cpu.tvm_target(""))
+    module, _ = lower(
+        schedule(bound.graph, Layouts(bound.unit), "llvm"), "entry", cpu.tvm_target("")
+    )
     text = module.script()
     assert "T.Div(" in text and "rmod" not in text
 

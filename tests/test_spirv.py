@@ -256,6 +256,7 @@ def test_elementary_functions(run: Runner, name: str) -> None:
     exact: dict[str, Callable[[float], float]] = {
         "exp": math.exp, "log": lambda v: math.log(v) if v > 0 else math.nan, "tanh": math.tanh,
         "erf": math.erf, "sigmoid": lambda v: 1 / (1 + math.exp(-v)),
+        "sinpi": lambda v: math.sin(math.pi * math.fmod(v, 2)),
     }  # fmt: skip
     want = np.array([exact[name](float(v)) for v in x])
     (got,) = pointwise(run, [x], [(vector_math.FUNCTIONS[name], "float32")])

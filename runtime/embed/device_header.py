@@ -114,6 +114,9 @@ _OPERATORS: dict[type[ast.operator], str] = {
     ast.Add: "({} + {})", ast.Sub: "({} - {})", ast.Mult: "({} * {})",
     ast.FloorDiv: "RUDNN_FLOORDIV({}, {})", ast.Mod: "RUDNN_FLOORMOD({}, {})",
 }  # fmt: skip
+_COMPARISONS: dict[type[ast.cmpop], str] = {
+    ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=",
+}  # fmt: skip
 
 
 def c_source(text: str) -> str:
@@ -128,6 +131,15 @@ def _c(node: ast.expr) -> str:
         return f"INT64_C({node.value})"
     if isinstance(node, ast.BinOp):
         return _OPERATORS[type(node.op)].format(_c(node.left), _c(node.right))
+    if isinstance(node, ast.Compare):
+        return f"({_c(node.left)} {_COMPARISONS[type(node.ops[0])]} {_c(node.comparators[0])})"
+    if isinstance(node, ast.BoolOp):
+        word = " && " if isinstance(node.op, ast.And) else " || "
+        return f"({word.join(_c(v) for v in node.values)})"
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        return f"(!{_c(node.operand)})"
+    if isinstance(node, ast.IfExp):
+        return f"({_c(node.test)} ? {_c(node.body)} : {_c(node.orelse)})"
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
         return f"RUDNN_{node.func.id.upper()}({', '.join(_c(a) for a in node.args)})"
     raise AssertionError(ast.dump(node))

@@ -45,6 +45,7 @@ _GROUPS = (
     _Group("VkPhysicalDeviceVulkan12Features", "", _same(
         "timelineSemaphore", "storageBuffer8BitAccess", "shaderFloat16", "shaderInt8",
         "shaderSubgroupExtendedTypes", "vulkanMemoryModel",
+        "vulkanMemoryModelDeviceScope",
     )),
     _Group("VkPhysicalDeviceSubgroupSizeControlFeatures", "VK_EXT_subgroup_size_control", _same(
         "subgroupSizeControl", "computeFullSubgroups",
@@ -247,7 +248,8 @@ def _subgroup(more: _Properties, features: frozenset[str]) -> int:
 
 
 def _matrix_ready(features: frozenset[str], subgroup: int) -> bool:
-    needs = {"cooperativeMatrix", "vulkanMemoryModel", "shaderFloat16", "storageBuffer16BitAccess"}
+    needs = {"cooperativeMatrix", "vulkanMemoryModel", "vulkanMemoryModelDeviceScope",
+             "shaderFloat16", "storageBuffer16BitAccess"}  # fmt: skip
     return needs <= features and subgroup > 0
 
 

@@ -19,10 +19,12 @@ from .expr import (
     Const,
     DimRef,
     Expr,
+    Input,
     Read,
     ScalarRef,
     Select,
     Size,
+    Stage,
     Tensor,
     Unary,
 )
@@ -125,8 +127,11 @@ def _from_data(index: Expr) -> bool:
 
 
 def _from_caller(divisor: Expr) -> bool:
-    """Whether it may be any number: dims have contracts."""
-    return any(isinstance(n, (Read, ScalarRef)) for n in walk(divisor))
+    """Whether it may be any number: dims have contracts, and so have rules' copies of them."""
+    return any(
+        isinstance(n, ScalarRef) or (isinstance(n, Read) and isinstance(n.tensor, (Input, Stage)))
+        for n in walk(divisor)
+    )
 
 
 def _worth(node: Expr) -> bool:

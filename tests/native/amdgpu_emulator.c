@@ -202,16 +202,19 @@ static int run_block(int count, int wave) {
 const char *rudnn_emulate(void (*kernel)(const void *), void (*poison)(void), int32_t wave,
                           uint32_t x, uint32_t y, int32_t count, const void *packed) {
   if (count < 1 || count > MOST) return "a number of threads that no block has";
-  if (!stacks) stacks = malloc((size_t)MOST * STACK);
+  /* Not kept: every kernel's library has stacks of its own, and a fork copies all there are. */
+  stacks = malloc((size_t)count * STACK);
   if (!stacks) return "no memory for stacks";
   entry = kernel;
   parameters = packed;
-  for (uint32_t j = 0; j < y; ++j)
-    for (uint32_t i = 0; i < x; ++i) {
+  const char *wrong = NULL;
+  for (uint32_t j = 0; j < y && !wrong; ++j)
+    for (uint32_t i = 0; i < x && !wrong; ++i) {
       block_index[0] = (int)i;
       block_index[1] = (int)j;
       poison();
-      if (run_block(count, wave)) return message;
+      if (run_block(count, wave)) wrong = message;
     }
-  return NULL;
+  free(stacks);
+  return wrong;
 }

@@ -31,6 +31,7 @@ class KernelCode:
     registers: int
     stack: int
     spills: int
+    scalar_spills: int
     shared: int
     bare_barriers: int
     instructions: Mapping[str, int]
@@ -76,7 +77,8 @@ def compiled(
 
 def _reader() -> bytes:
     """The sources of what reads machine code."""
-    return b"".join(Path(str(m.__file__)).read_bytes() for m in (amdgpu, sass))
+    files = [*(Path(str(m.__file__)) for m in (amdgpu, sass)), Path(__file__)]
+    return b"".join(path.read_bytes() for path in files)
 
 
 def _cuda(graph: Any, layouts: compiler.Layouts, target: str) -> dict[str, Any]:
@@ -84,8 +86,8 @@ def _cuda(graph: Any, layouts: compiler.Layouts, target: str) -> dict[str, Any]:
     cubin = artifact.files[artifact.binary]
     code = sass.instructions(cubin)
     kernels = [
-        KernelCode(n, u.registers, u.stack + u.local, code[n]["LDL"] + code[n]["STL"], u.shared,
-                   0, code[n])
+        KernelCode(n, u.registers, u.stack + u.local, code[n]["LDL"] + code[n]["STL"], 0,
+                   u.shared, 0, code[n])
         for n, u in sass.resources(cubin).items()
     ]  # fmt: skip
     return _record(kernels, artifact.plan)
@@ -99,8 +101,8 @@ def _rocm(graph: Any, layouts: compiler.Layouts, target: str) -> dict[str, Any]:
     code, plan = codegen.build(program, f"rudnn_{graph.name}", kind.arch(arch))
     code.link()
     kernels = [
-        KernelCode(f.name, f.vector_registers, f.scratch, f.spills, f.shared, f.bare_barriers,
-                   f.instructions)
+        KernelCode(f.name, f.vector_registers, f.scratch, f.spills, f.scalar_spills, f.shared,
+                   f.bare_barriers, f.instructions)
         for f in amdgpu.kernels(code.assembly()).values()
     ]  # fmt: skip
     return _record(kernels, plan)

@@ -21,6 +21,7 @@ ROCM = ("rocm:gfx90a", "rocm:gfx942", "rocm:gfx1100", "rocm:gfx1201")
 MATRIX = ("HMMA", "HGMMA", "v_mfma", "v_wmma")
 HEAD_SIZES = (32, 64, 80, 96, 128)
 REGISTER_FILE = 65536  # registers of an NVIDIA multiprocessor
+SCALAR_SPILLS = 8  # to lanes of vector registers, never to memory: not none, but few
 SYSTEM_SHARED = 1024  # bytes that a block there has besides its own, from sm_90 on
 
 needs_cuda = pytest.mark.skipif(
@@ -77,8 +78,9 @@ def check(made: Compiled, target: str) -> None:
     assert made.kernels and {k.name for k in made.kernels} == set(made.threads)
     for kernel in made.kernels:
         assert kernel.stack == 0 and kernel.spills == 0, kernel
+        assert kernel.scalar_spills <= SCALAR_SPILLS, kernel
         assert kernel.shared <= limits.shared_bytes + SYSTEM_SHARED, kernel
         assert kernel.bare_barriers == 0, kernel
-        assert kernel.registers <= (limits.registers or 512), kernel
+        assert 0 < kernel.registers <= (limits.registers or 512), kernel
         if kind.name == "cuda":
             assert kernel.registers * made.threads[kernel.name] <= REGISTER_FILE, kernel

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -84,7 +85,8 @@ def _short_launch(view: View, most: int) -> Tir | None:
             contraction_short.lower(view, short, long, most, one)
             return None
     rows = view.size(view.m)
-    if static(rows) is not None or not most:
+    known = math.prod(a.extent for a in view.m if isinstance(a.extent, int))
+    if static(rows) is not None or known > most:  # no rows at all, or more than `most`
         return one
     many = tirx.min(tirx.max(rows - nest.number(most), nest.number(0)), one)
     contraction_short.lower(view, *sides, most, one - many)

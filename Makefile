@@ -6,8 +6,8 @@
 #   make sheet    a filtered photograph make bench    against torch
 #                                       make clean    remove all of it
 #
-# TARGET is the device of demo and sheet; JOBS is how many tests run at a time; ARGS goes to pytest, the
-# demo or the benchmark as it is.
+# TARGET is the device of demo and sheet; JOBS is how many tests run at a time; ARGS goes to pytest,
+# the examples or the benchmark as it is.
 
 PYTHON ?= python3
 TARGET ?= llvm

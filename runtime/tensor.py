@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+import operator
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from ..dsl.dtypes import DType, dtype_of
-from ..dsl.errors import OperatorError
+from ..dsl.errors import DeviceError, OperatorError, require_host
 from ..schedules.capability import WIDE_BYTES
 from . import dlpack
 from .arrays import NUMPY, Layout, register
@@ -216,27 +217,54 @@ def tensor(
     """A tensor with a copy of `data` (anything NumPy takes; f64 becomes f32 unless named).
 
     It is on `queue`, else on the current queue of `device`, else on the host's. Raises
-    OutOfMemoryError, or DeviceError where there is no such device.
+    OutOfMemoryError, DeviceError where there is no such device or the queue is another's, or
+    OperatorError for data that is no array.
     """
-    array = np.array(data, copy=True, order="C")
+    try:
+        array = np.array(data, copy=True, order="C")
+    except ValueError as error:  # rows of different lengths
+        raise OperatorError(f"needs what NumPy can make an array of: {error}") from None
     goal = _named(dtype) if dtype is not None else dtype_of(array.dtype.name)
     if goal is None:
         raise OperatorError(f"needs elements of a type known here, got {array.dtype}")
     if goal.name == "float64" and dtype is None:
         goal = _named("float32")
     array = array.astype(goal.numpy, copy=False)
-    where = _queue(queue or device)
+    where = _placement(queue, device)
     if where.device.driver.host:
         return Tensor(array, goal, where)
     return _placed(array, goal, where)
 
 
 def empty(
-    shape: Sequence[int], dtype: DType | str = "float32", queue: Queue | None = None,
+    shape: int | Sequence[int], dtype: DType | str = "float32", queue: Queue | None = None,
     device: Device | str | None = None,
 ) -> Tensor:  # fmt: skip
-    """A tensor of undefined contents; where it is, see `tensor`."""
-    return _blank(tuple(shape), _named(dtype), _queue(queue or device))
+    """A tensor of undefined contents; where it is, see `tensor`.
+
+    Raises OperatorError for sizes that are no integers ≥ 0, and what `tensor` raises.
+    """
+    return _blank(_sizes(shape), _named(dtype), _placement(queue, device))
+
+
+def _sizes(shape: int | Sequence[int]) -> tuple[int, ...]:
+    given = tuple(shape) if isinstance(shape, Iterable) else (shape,)
+    try:
+        sizes = tuple(operator.index(n) for n in given)
+    except TypeError:
+        sizes = (-1,)
+    require_host(all(n >= 0 for n in sizes), "a shape of integers ≥ 0", shape, OperatorError)
+    return sizes
+
+
+def _placement(queue: Queue | None, device: Device | str | None) -> Queue:
+    """The queue meant by both arguments."""
+    if queue is None:
+        return _queue(device)
+    where = queue.device if device is None else device_named(device)
+    require_host(where == queue.device, f"a queue of {where.name}",
+                 f"one of {queue.device.name}", DeviceError)  # fmt: skip
+    return queue
 
 
 def from_dlpack(source: Any, queue: Queue | None = None) -> Tensor:

@@ -57,6 +57,19 @@ def test_arrays_that_are_not_what_their_memory_says() -> None:
         softmax(torch.eye(3).to_sparse())
 
 
+@pytest.mark.parametrize("shape", [-1, (2, -3), (2.5,), "ab", None])
+def test_shapes_that_are_none(shape: Any) -> None:
+    """NumPy's own errors came through."""
+    with pytest.raises(OperatorError, match="needs a shape of integers ≥ 0"):
+        rudnn.empty(shape)
+    assert rudnn.empty(3).shape == rudnn.empty([np.int64(3)]).shape == (3,)
+
+
+def test_ragged_data_is_no_tensor() -> None:
+    with pytest.raises(OperatorError, match="needs what NumPy can make an array of"):
+        rudnn.tensor([[1.0], [1.0, 2.0]])
+
+
 def test_gradients_need_torch_tensors_throughout() -> None:
     x = torch.ones(2, 3, requires_grad=True)
     with pytest.raises(OperatorError, match="torch tensors only"):

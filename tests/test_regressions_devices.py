@@ -63,6 +63,15 @@ def test_a_queue_of_another_device_hid_the_one_around_it() -> None:
         assert rudnn.empty((3,), device=device).queue is outer
 
 
+@needs_vulkan
+def test_a_queue_and_another_device_were_taken_together() -> None:
+    queue = rudnn.Queue(rudnn.device("llvm"))
+    assert rudnn.empty((3,), queue=queue, device="llvm").queue is queue
+    for make in (rudnn.empty, rudnn.tensor):
+        with pytest.raises(DeviceError, match="needs a queue of"):
+            make((3,), queue=queue, device="vulkan")
+
+
 @pytest.mark.parametrize("name", ["llvm", pytest.param("vulkan", marks=needs_vulkan)])
 def test_kept_call_plans_kept_queues_and_their_workspaces(name: str) -> None:
     gone = []

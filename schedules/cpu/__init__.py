@@ -16,10 +16,11 @@ def rules() -> tuple[Rule, ...]:
     from .scatter_add import ScatterAdd
     from .softmax_sum import SoftmaxSumRows
     from .tap_sums import TapSums
+    from .taps import TapFolds
     from .top_k import TopK
     from .windows import WindowSums
 
     return (
-        SoftmaxSumRows(), TapSums(), WindowSums(), Contraction(), Rows(), Columns(), Pointwise(),
-        Scan(), TopK(), ScatterAdd(), Fallback(),
+        SoftmaxSumRows(), TapSums(), WindowSums(), Contraction(), TapFolds(), Rows(), Columns(),
+        Pointwise(), Scan(), TopK(), ScatterAdd(), Fallback(),
     )  # fmt: skip

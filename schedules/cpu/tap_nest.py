@@ -177,18 +177,9 @@ class TapNest:
 
                 if along_lanes:
                     with nest.loop("tap", lefts[1]) as tap:
-                        self._run(lanes, lambda lane: copy(lane, tap))
+                        nest.run(lanes, self.lanes, lambda lane: copy(lane, tap))
                 else:
                     nest.transposed(lanes, lefts[1], copy)
-
-    def _run(self, count: Any, body: Any) -> None:
-        """`body` at 0 … count − 1: vectors, then single elements."""
-        nest, lanes = self.nest, index(self.lanes)
-        whole = nest.simple(count // lanes)
-        with nest.loop("vector", whole) as v, nest.vector(self.lanes) as lane:
-            body(v * lanes + lane)
-        with nest.loop("rest", nest.simple(count - whole * lanes)) as at:
-            body(whole * lanes + at)
 
     def _pack_planes(self, env: dict[Axis, Any], starts: list[Any]) -> None:
         from tvm import tirx
@@ -246,7 +237,7 @@ class TapNest:
             nest.put(self.planes, [(first + begin + at) * index(self.unit) + lane], value)
 
         if not self.config.grouped:
-            self._run(count, lambda at: one(at, index(0)))
+            nest.run(count, self.lanes, lambda at: one(at, index(0)))
         elif image is None:
             with nest.loop("at", count) as at:
                 self._each_vector(lambda lane: one(at, lane))
@@ -254,7 +245,7 @@ class TapNest:
             nest.transposed(self._lanes_of(index(0)), count, lambda lane, at: one(at, lane))
         else:
             with nest.loop("at", count) as at:
-                self._run(self._lanes_of(index(0)), lambda lane: one(at, lane))
+                nest.run(self._lanes_of(index(0)), self.lanes, lambda lane: one(at, lane))
 
     def _image(self, env: dict[Axis, Any], places: dict[int, Any]) -> Any:
         """The image's element, the windowed dims at `places`, as f32."""

@@ -99,6 +99,14 @@ class Tiling(Nest):
         if count % lanes:
             body(index(whole * lanes), count % lanes)
 
+    def run(self, count: Tir, lanes: int, body: Callable[[Tir], None]) -> None:
+        """`body` at 0 … count − 1: vectors, then single elements."""
+        whole = self.simple(count // index(lanes))
+        with self.loop("vector", whole) as v, self.vector(lanes) as lane:
+            body(v * index(lanes) + lane)
+        with self.loop("rest", self.simple(count - whole * index(lanes))) as at:
+            body(whole * index(lanes) + at)
+
     def transposed(
         self, rows: Tir, columns: Tir, copy: Callable[[Tir, Tir], None], edge: int = 4
     ) -> None:

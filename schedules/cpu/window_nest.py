@@ -189,7 +189,7 @@ class WindowNest:
         if all_:
             nest.transposed(count, index(self.channels), copy)
         else:
-            self._run(count, lambda at: copy(at, None))
+            nest.run(count, self.lanes, lambda at: copy(at, None))
         self._zeros(first, end, length, all_)
 
     def _zeros(self, first: Any, begin: Any, end: Any, all_: bool) -> None:
@@ -197,17 +197,8 @@ class WindowNest:
         nest = self.nest
         with nest.loop("channel", index(self.channels if all_ else 1)) as channel:
             to = first + channel * index(self.outer_taps * self.plane) + begin
-            self._run(nest.simple(end - begin),
+            nest.run(nest.simple(end - begin), self.lanes,
                       lambda at: nest.put(self.planes, [to + at], real(0.0)))  # fmt: skip
-
-    def _run(self, count: Any, body: Any) -> None:
-        """`body` at 0 … count − 1: vectors, then single elements."""
-        nest, lanes = self.nest, index(self.lanes)
-        whole = nest.simple(count // lanes)
-        with nest.loop("vector", whole) as v, nest.vector(self.lanes) as lane:
-            body(v * lanes + lane)
-        with nest.loop("rest", nest.simple(count - whole * lanes)) as at:
-            body(whole * lanes + at)
 
     def _image(self, env: dict[Axis, Any], places: dict[int, Any]) -> Any:
         """The image's element, the windowed dims at `places`, as f32."""
@@ -298,7 +289,7 @@ class WindowNest:
                 nest.transposed(rows, columns, lambda r, at: write(r, line, at))
             return
         with nest.loop("row", rows) as r, nest.loop("line", lines) as line:
-            self._run(columns, lambda at: write(r, line, at))
+            nest.run(columns, self.lanes, lambda at: write(r, line, at))
 
     def _left(self, dim: Dim, start: Any) -> Any:
         """How many windows of a block there are."""

@@ -200,11 +200,18 @@ class Lowering:
         """The indices of a read, within the tensor if it has no fill value."""
         return self._places(node, lambda i: self.expr(i, env))
 
+    def place(self, node: Read, dim: int, env: Mapping[Axis, Tir]) -> Tir:
+        """One of the indices of a read, as `places` gives them."""
+        return self._place(node, dim, lambda i: self.expr(i, env))
+
     def _places(self, node: Read, go: Callable[[Expr], Tir]) -> list[Tir]:
-        return [
-            self._clamped(go(i), extent) if node.fill is None and _from_data(i) else go(i)
-            for i, extent in zip(node.index, node.tensor.shape, strict=True)
-        ]
+        return [self._place(node, dim, go) for dim in range(len(node.index))]
+
+    def _place(self, node: Read, dim: int, go: Callable[[Expr], Tir]) -> Tir:
+        index = node.index[dim]
+        if node.fill is not None or not _from_data(index):
+            return go(index)
+        return self._clamped(go(index), node.tensor.shape[dim])
 
     def _clamped(self, index: Tir, extent: Size) -> Tir:
         """An index that memory holds: whatever that is, the read stays within the tensor."""

@@ -14,6 +14,7 @@ def rules() -> tuple[Rule, ...]:
     from .rows import Rows
     from .scan import Scan
     from .scatter_add import ScatterAdd
+    from .separable import SeparableFolds
     from .softmax_sum import SoftmaxSumRows
     from .tap_sums import TapSums
     from .taps import TapFolds
@@ -21,6 +22,6 @@ def rules() -> tuple[Rule, ...]:
     from .windows import WindowSums
 
     return (
-        SoftmaxSumRows(), TapSums(), WindowSums(), Contraction(), TapFolds(), Rows(), Columns(),
-        Pointwise(), Scan(), TopK(), ScatterAdd(), Fallback(),
+        SoftmaxSumRows(), TapSums(), WindowSums(), Contraction(), TapFolds(), SeparableFolds(),
+        Rows(), Columns(), Pointwise(), Scan(), TopK(), ScatterAdd(), Fallback(),
     )  # fmt: skip

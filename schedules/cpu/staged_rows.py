@@ -26,8 +26,8 @@ class StagedRows:
     """
 
     def __init__(
-        self, nest: Tiling, view: View, length: Tir, lanes: int, moving: Axis | None
-    ) -> None:
+        self, nest: Tiling, view: View, length: Tir, lanes: int, moving: Axis
+    ) -> None:  # fmt: skip
         self.nest, self.view, self.lanes = nest, view, lanes
         read = view.read
         self.kind = f32 if read.dtype.is_narrow_float else read.dtype
@@ -157,13 +157,13 @@ class StagedRows:
         return convert(value, read.dtype, self.kind)
 
 
-def _turning(view: View, moving: Axis | None) -> int | None:
+def _turning(view: View, moving: Axis) -> int | None:
     """The one dim along which the rows of a window lie, if others stay as the task moves on."""
     leading = view.read.index[:-1]
     wide = [n for n, i in enumerate(leading) if set(free_axes(i)) & set(view.rows)]
     others = [i for n, i in enumerate(leading) if n not in wide]
     apart = all(moving not in free_axes(i) for i in others)
-    return wide[0] if len(wide) == 1 and apart and moving is not None else None
+    return wide[0] if len(wide) == 1 and apart else None
 
 
 def _slots(index_: Expr, view: View) -> int | None:

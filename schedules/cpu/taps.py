@@ -147,8 +147,8 @@ class TapFolds:
         shape = first_rejection(
             check(all(is_map(s) or isinstance(s.expr, forms.Reduce) for s in group.stages),
                   "needs reductions and pointwise stages only"),
-            check(bool(axes) and all(s.axes == axes for s in group.stages),
-                  "needs every stage over the same axes"),
+            check(len(axes) >= 2 and all(s.axes == axes for s in group.stages),
+                  "needs every stage over the same two axes or more"),
             check(bool(over) and all(isinstance(a.extent, int) for a in over),
                   "needs numbers of taps known"),
         )  # fmt: skip

@@ -14,7 +14,7 @@ from ..emit import Emitter, combine, masked
 from ..group import Group
 from .staged_rows import StagedRows
 from .taps import Taps, TapsConfig, View, combinations
-from .tiling import Tiling, index
+from .tiling import Tiling, ceil_div, index
 
 Tir = Any
 
@@ -38,47 +38,31 @@ class TapsNest:
         self.memo: dict[int, tuple[Expr, Expr]] = {}
 
     def lower(self) -> Any:
-        from tvm import tirx
-
-        nest, lanes = self.nest, index(self.lanes)
-        extents = [nest.opaque("extent", nest.size(a.extent)) for a in self.axes]
-        self.width = extents[-1]
-        steps = index(self.found.period)
+        nest, steps = self.nest, index(self.found.period)
+        self.width = nest.opaque("width", nest.size(self.place.extent))
         places = (self.width + steps - index(1)) // steps
-        self.vectors = nest.opaque("vectors", (places + lanes - index(1)) // lanes)
-        *outer, last = [index(1), *extents[:-1]]
-        block = index(self.config.block if len(self.axes) > 1 else 1)
-        blocks = nest.opaque("blocks", (last + block - index(1)) // block)
-        tasks = [*outer, blocks]
-        with nest.loop("task", nest.product(tasks), "parallel") as task:
-            *at, part = nest.unflatten(task, tasks)
-            for axis, value in zip(self.axes[:-2], at[1:], strict=True):
-                self.env[axis] = nest.opaque(axis.name, value)
-            first = nest.opaque("row", part * block)
+        self.vectors = nest.opaque("vectors", ceil_div(places, self.lanes))
+        with nest.row_blocks(self.axes, self.config.block) as (outer, first, rows):
+            self.env |= outer
             self._prepare()
-            with nest.loop("row", nest.opaque("rows", tirx.min(block, last - first))) as row:
-                if len(self.axes) > 1:
-                    self.env[self.axes[-2]] = nest.bind("at", first + row)
+            with nest.loop("row", rows) as row:
+                self.env[self.axes[-2]] = nest.bind("at", first + row)
                 self._row()
         return nest.finish()
 
     def _prepare(self) -> None:
         """Memory for the lines that are read and for one of each result."""
-        nest, lanes = self.nest, index(self.lanes)
+        nest, step = self.nest, index(self.found.period)
         # Extents of memory are of dims alone: it is allocated before anything is bound.
-        width, step = nest.size(self.place.extent), index(self.found.period)
-        length = ((width + step - index(1)) // step + lanes - index(1)) // lanes * lanes
+        places = (nest.size(self.place.extent) + step - index(1)) // step
+        length = ceil_div(places, self.lanes) * index(self.lanes)
         whole = length * step
-        self.sources = {id(v.read): StagedRows(nest, v, length, self.lanes, self.moving())
+        self.sources = {id(v.read): StagedRows(nest, v, length, self.lanes, self.axes[-2])
                         for v in self.found.views}  # fmt: skip
         for view in self.found.views:
             self._replace(view)
         self.results = {id(s): nest.scratch("line", [whole], _held(s.dtype))
                         for s in self.group.outputs}  # fmt: skip
-
-    def moving(self) -> Axis | None:
-        """The axis of the rows of a task."""
-        return self.axes[-2] if len(self.axes) > 1 else None
 
     def _replace(self, view: View) -> None:
         """Reads of a view go to its lines."""

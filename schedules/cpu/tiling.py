@@ -107,6 +107,23 @@ class Tiling(Nest):
         with self.loop("rest", self.simple(count - whole * index(lanes))) as at:
             body(whole * index(lanes) + at)
 
+    @contextmanager
+    def row_blocks(
+        self, axes: Sequence[Axis], block: int
+    ) -> Iterator[tuple[dict[Axis, Tir], Tir, Tir]]:
+        """Tasks of `block` rows: yields all axes but the last two at hand, first row and number."""
+        from tvm import tirx
+
+        *outer, rows, _ = (self.opaque("extent", self.size(a.extent)) for a in axes)
+        size = index(block)
+        blocks = self.opaque("blocks", (rows + size - index(1)) // size)
+        extents = [*outer, blocks]
+        with self.loop("task", self.product(extents), "parallel") as task:
+            *at, part = self.unflatten(task, extents)
+            env = {a: self.opaque(a.name, i) for a, i in zip(axes[:-2], at, strict=True)}
+            first = self.opaque("first", part * size)
+            yield env, first, self.opaque("rows", tirx.min(size, rows - first))
+
     def transposed(
         self, rows: Tir, columns: Tir, copy: Callable[[Tir, Tir], None], edge: int = 4
     ) -> None:

@@ -1,0 +1,346 @@
+"""The nests of `SeparableFolds`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import reduce
+from typing import Any
+
+from ...dsl.dtypes import f32, i32, i64
+from ...dsl.expr import Axis, Cast, Expr, Read, Size, Tensor, cast
+from ...dsl.lower import constant, convert
+from ...dsl.walk import rebuild
+from ..emit import Emitter, combine, identity
+from ..group import Group
+from .separable import Fold, Separable, SeparableConfig
+from .taps import combinations
+from .tiling import Tiling, ceil_div, index
+
+Tir = Any
+
+
+class _Separable:
+    """What both orders share: tables of columns, tasks of rows, the result."""
+
+    def __init__(
+        self, emitter: Emitter, group: Group, found: Separable, lanes: int, config: SeparableConfig
+    ) -> None:
+        self.nest = Tiling(emitter)
+        self.group, self.found, self.lanes, self.config = group, found, lanes, config
+        self.axes = group.head.axes
+        self.env: dict[Axis, Tir] = {}
+        self.element: Tir = None  # what the read gives, as f32 if it is narrow
+        read = found.read
+        self.kind = f32 if read.dtype.is_narrow_float else read.dtype
+        held = Tensor("element", (), self.kind)
+        self.held = Read(held, (), None, self.kind)
+        self.nest.emitter.lowering.readers[id(held)] = lambda: self.element
+        self.values = [self._of_element(f.value) for f in found.folds]
+
+    def _of_element(self, node: Expr) -> Expr:
+        read = self.found.read
+        if node is read:
+            return cast(self.held, node.dtype)
+        if isinstance(node, Cast) and node.a is read:
+            return cast(self.held, node.dtype)
+        children = tuple(self._of_element(c) for c in node.children())
+        return rebuild(node, children) if children else node
+
+    def lower(self) -> Any:
+        nest = self.nest
+        self.width = nest.opaque("width", nest.size(self.axes[-1].extent))
+        self._tables()
+        with nest.row_blocks(self.axes, self.config.block) as (outer, first, rows):
+            self.env |= outer
+            self.prepare()
+            with nest.loop("row", rows) as row:
+                self.env[self.axes[-2]] = nest.bind("at", first + row)
+                self.row()
+        return nest.finish()
+
+    def prepare(self) -> None:
+        """Memory of a task."""
+        raise NotImplementedError
+
+    def row(self) -> None:
+        """A row of the result."""
+        raise NotImplementedError
+
+    # --- columns ---
+
+    def _tables(self) -> None:
+        """[tap, column]: the element, whether it counts, the factor of each reduction."""
+        from tvm import tirx
+
+        nest, found = self.nest, self.found
+        count: Size = 1
+        for axis in found.column_taps:
+            count = axis.extent * count
+        shape = (count, self.axes[-1].extent)
+        self.taps = nest.opaque("taps", nest.size(count))
+        self.places = nest.workspace("places", shape, i64)
+        self.kept = nest.workspace("kept", shape, i32) if found.column_kept else None
+        self.factors = [nest.workspace("factors", shape) if f.columns else None
+                        for f in found.folds]  # fmt: skip
+        extents = [nest.size(a.extent) for a in found.column_taps]
+        with nest.loop("tap", self.taps, "parallel") as tap:
+            at = nest.unflatten(tap, extents)
+            env = dict(zip(found.column_taps, at, strict=True))
+            with nest.loop("column", self.width) as column:
+                env[self.axes[-1]] = column
+                nest.put(self.places, [tap, column], self._column(env))
+                if self.kept is not None:
+                    kept = reduce(tirx.all, (nest.value(n, env) for n in found.column_kept))
+                    nest.put(self.kept, [tap, column], kept.astype("int32"))
+                for fold, table in zip(found.folds, self.factors, strict=True):
+                    if table is not None:
+                        nest.put(table, [tap, column], self._product(fold.columns, env))
+
+    def _column(self, env: dict[Axis, Tir]) -> Tir:
+        """The element that a column reads; the one past the last where it is outside."""
+        from tvm import tirx
+
+        read = self.found.read
+        place = self.nest.emitter.lowering.place(read, len(read.index) - 1, env)
+        if read.fill is None:
+            return place
+        size = self.source_width()
+        inside = tirx.all(place >= index(0), place < size)
+        return tirx.Select(inside, place, size)
+
+    def source_width(self) -> Tir:
+        return self.nest.size(self.found.read.tensor.shape[-1])
+
+    def _product(self, factors: tuple[Expr, ...], env: dict[Axis, Tir]) -> Tir:
+        return reduce(lambda a, b: a * b, (self.nest.real(f, env) for f in factors))
+
+    def term(self, number: int, value: Tir, tap: Tir, column: Tir) -> Tir:
+        """A value as it counts for a column, by the tables."""
+        from tvm import tirx
+
+        table, fold = self.factors[number], self.found.folds[number]
+        if table is not None:
+            value = value * table[tap, column]
+        if self.kept is None:
+            return value
+        counts = self.kept[tap, column] != tirx.const(0, "int32")
+        return tirx.Select(counts, value, neutral(fold))
+
+    # --- rows ---
+
+    def row_places(self, env: dict[Axis, Tir]) -> list[Tir]:
+        read, lowering = self.found.read, self.nest.emitter.lowering
+        return [self.nest.opaque("place", lowering.place(read, n, env))
+                for n in range(len(read.index) - 1)]  # fmt: skip
+
+    def row_counts(self, env: dict[Axis, Tir]) -> Tir:
+        from tvm import tirx
+
+        true = tirx.const(True, "bool")
+        return reduce(tirx.all, (self.nest.value(n, env) for n in self.found.row_kept), true)
+
+    def row_factor(self, fold: Fold, env: dict[Axis, Tir]) -> Tir | None:
+        return self.nest.bind("factor", self._product(fold.rows, env)) if fold.rows else None
+
+    def value(self, number: int, places: list[Tir], column: Tir) -> Tir:
+        """What a reduction takes of an element."""
+        read = self.found.read
+        element = self.nest.emitter.lowering.read(read.tensor, [*places, column])
+        return self._valued(number, convert(element, read.dtype, self.kind))
+
+    def fill_value(self, number: int) -> Tir:
+        """What it takes of elements outside."""
+        return self._valued(number, constant(self.found.read.fill or 0, self.kind))
+
+    def _valued(self, number: int, element: Tir) -> Tir:
+        self.element = element
+        return self.nest.value(self.values[number], {})
+
+    def write(self, column: Tir, results: list[Tir]) -> None:
+        """The group's outputs at a column, the reductions being `results`."""
+        nest, readers = self.nest, self.nest.emitter.lowering.readers
+        env = self.env | {self.axes[-1]: column}
+        made = {id(f.stage): r for f, r in zip(self.found.folds, results, strict=True)}
+        for stage in self.group.stages:
+            if id(stage) not in made:
+                made[id(stage)] = nest.value(stage.expr, env)
+            readers[id(stage)] = lambda *_, v=made[id(stage)]: v
+        for stage in self.group.outputs:
+            nest.write(stage, [env[a] for a in stage.axes], made[id(stage)])
+
+    def vectors(self, count: Tir) -> Iterator[tuple[Tir, int]]:
+        """(first, width) of vectors over `count` columns, then of single ones, in loops."""
+        nest, lanes = self.nest, self.lanes
+        whole = nest.opaque("whole", count // index(lanes))
+        with nest.loop("vector", whole) as v:
+            yield nest.bind("first", v * index(lanes)), lanes
+        done = nest.opaque("done", whole * index(lanes))
+        with nest.loop("single", nest.opaque("rest", count - done)) as at:
+            yield nest.bind("first", done + at), 1
+
+
+class AcrossFirst(_Separable):
+    """Rows of the source are taken across as they come up, and kept while they may be read again.
+
+    Neighbouring rows of the result share them. A row has the slot of its remainder; where two rows
+    of one result want the same, the later has one to itself.
+    """
+
+    def prepare(self) -> None:
+        nest, found = self.nest, self.found
+        self.choices = list(combinations(found.row_taps))
+        self.shared = 1 << (2 * len(self.choices) - 1).bit_length()
+        extent = nest.size(self.axes[-1].extent)
+        self.length = nest.opaque("length", ceil_div(self.width, self.lanes) * index(self.lanes))
+        total = ceil_div(extent, self.lanes) * index(self.lanes)
+        total = total * index(self.shared + len(self.choices))
+        self.lines = [nest.scratch("across", [total], kind(f)) for f in found.folds]
+        self.rows = nest.scratch("rows", [self.shared], "int64")
+        for slot in range(self.shared):
+            nest.put(self.rows, [slot], index(-1))
+
+    def row(self) -> None:
+        taps = []
+        taken: list[tuple[Tir, Tir]] = []
+        for number, choice in enumerate(self.choices):
+            env = self.env | dict(zip(self.found.row_taps, map(index, choice), strict=True))
+            counts = self.nest.bind("counts", self.row_counts(env))
+            start = self._line(number, self.row_places(env), counts, taken)
+            taps.append((counts, start, [self.row_factor(f, env) for f in self.found.folds]))
+        self.nest.run(self.width, self.lanes, lambda at: self.write(at, [
+            self._down(n, at, [(c, s, f[n]) for c, s, f in taps])
+            for n in range(len(self.found.folds))
+        ]))  # fmt: skip
+
+    def _line(
+        self, number: int, places: list[Tir], counts: Tir, taken: list[tuple[Tir, Tir]]
+    ) -> Tir:
+        """Where a row of the source taken across is, made now if it is not there."""
+        from tvm import tirx
+
+        nest = self.nest
+        row: Tir = index(0)
+        for place, extent in zip(places, self.found.read.tensor.shape, strict=False):
+            row = row * nest.size(extent) + place
+        row = nest.opaque("row", row)
+        slot = nest.bind("slot", tirx.bitwise_and(row, index(self.shared - 1)))
+        clash = reduce(tirx.any, (tirx.all(slot == s, row != r) for s, r in taken),
+                       tirx.const(False, "bool"))  # fmt: skip
+        clash = nest.bind("clash", clash)
+        taken.append((slot, row))
+        start = tirx.Select(clash, index(self.shared + number), slot) * self.length
+        start = nest.opaque("start", start)
+        with nest.when(tirx.all(counts, tirx.any(clash, self.rows[slot] != row))):
+            with nest.when(tirx.Not(clash)):
+                nest.put(self.rows, [slot], row)
+            for n, line in enumerate(self.lines):
+                nest.run(self.width, self.lanes, lambda at, n=n, line=line: nest.put(
+                    line, [start + at], self._across(n, places, at)
+                ))  # fmt: skip
+        return start
+
+    def _across(self, number: int, places: list[Tir], column: Tir) -> Tir:
+        """All taps of a column in a row of the source."""
+        fold = self.found.folds[number]
+        taps = range(len(list(combinations(self.found.column_taps))))
+        terms = (
+            self.term(number, self.value(number, places, self.places[index(t), column]),
+                      index(t), column) for t in taps
+        )  # fmt: skip
+        return reduce(lambda a, b: combine(fold.op, a, b), terms)
+
+    def _down(self, number: int, column: Tir, taps: list[tuple[Tir, Tir, Tir]]) -> Tir:
+        """A column of a row of the result."""
+        from tvm import tirx
+
+        fold, line = self.found.folds[number], self.lines[number]
+        terms = []
+        for counts, start, factor in taps:
+            term = line[start + column]
+            term = term if factor is None else term * factor
+            terms.append(tirx.Select(counts, term, neutral(fold)) if self.found.row_kept else term)
+        return reduce(lambda a, b: combine(fold.op, a, b), terms)
+
+
+class DownFirst(_Separable):
+    """The rows of a result are taken together for every column of the source, then columns."""
+
+    def prepare(self) -> None:
+        nest = self.nest
+        # One more, for what is outside.
+        total = self.source_width() + index(1)
+        self.lines = [nest.scratch("down", [total], kind(f)) for f in self.found.folds]
+        self.source = nest.opaque("source", self.source_width())
+
+    def row(self) -> None:
+        nest, found, lanes = self.nest, self.found, self.lanes
+        for fold, line in zip(found.folds, self.lines, strict=True):
+            nest.run(nest.opaque("all", self.source + index(1)), lanes,
+                     lambda at, f=fold, line=line: nest.put(line, [at], neutral(f)))  # fmt: skip
+        extents = [nest.size(a.extent) for a in found.row_taps]
+        with nest.loop("tap", nest.product(extents)) as tap:
+            at = [nest.bind("at", t) for t in nest.unflatten(tap, extents)]
+            env = self.env | dict(zip(found.row_taps, at, strict=True))
+            with nest.when(self.row_counts(env)):
+                self._down(env)
+        for first, width in self.vectors(self.width):
+            self._across(first, width)
+
+    def _down(self, env: dict[Axis, Tir]) -> None:
+        """A row of the source into the lines."""
+        from tvm import tirx
+
+        nest, read = self.nest, self.found.read
+        places = self.row_places(env)
+        factors = [self.row_factor(f, env) for f in self.found.folds]
+
+        def add(number: int, at: Tir, value: Tir) -> None:
+            line, factor = self.lines[number], factors[number]
+            value = value if factor is None else value * factor
+            op = self.found.folds[number].op
+            nest.put(line, [at], combine(op, line[at], value))
+
+        def inside() -> None:
+            for n in range(len(self.lines)):
+                nest.run(self.source, self.lanes,
+                         lambda at, n=n: add(n, at, self.value(n, places, at)))  # fmt: skip
+
+        if read.fill is None:
+            inside()
+            return
+        shape = read.tensor.shape[:-1]
+        there = reduce(tirx.all, (tirx.all(p >= index(0), p < nest.size(e))
+                                  for p, e in zip(places, shape, strict=True)))  # fmt: skip
+        with nest.when(there):
+            inside()
+        with nest.otherwise():
+            for n in range(len(self.lines)):
+                nest.run(self.source, self.lanes,
+                         lambda at, n=n: add(n, at, self.fill_value(n)))  # fmt: skip
+        for n in range(len(self.lines)):
+            add(n, self.source, self.fill_value(n))
+
+    def _across(self, first: Tir, width: int) -> None:
+        nest, folds = self.nest, self.found.folds
+        made = [nest.registers("total", 1, width, kind(f))[0] for f in folds]
+        for fold, total in zip(folds, made, strict=True):
+            with nest.vector(width) as lane:
+                nest.put(total, [lane], neutral(fold))
+        with nest.loop("tap", self.taps) as tap:
+            for n, (fold, total) in enumerate(zip(folds, made, strict=True)):
+                with nest.vector(width) as lane:
+                    column = first + lane
+                    value = self.lines[n][self.places[tap, column]]
+                    term = self.term(n, value, tap, column)
+                    nest.put(total, [lane], combine(fold.op, total[lane], term))
+        with nest.vector(width) as lane:
+            self.write(first + lane, [t[lane] for t in made])
+
+
+def neutral(fold: Fold) -> Tir:
+    return identity(fold.op, fold.stage.expr.dtype)
+
+
+def kind(fold: Fold) -> str:
+    """The type that a reduction is computed in."""
+    return fold.stage.expr.dtype.name

@@ -12,6 +12,7 @@ from .declare import (
     Spec,
     axes,
     axis,
+    constrain,
     dim,
     op,
     require,
@@ -52,8 +53,8 @@ from .forms import (
 
 __all__ = [
     "Axis", "Declaration", "Expr", "Extent", "In", "Input", "Option", "Out", "Param", "Spec",
-    "Stage", "Tensor", "abs", "any", "argmax", "axes", "axis", "bf16", "bool_", "dim", "erf",
-    "exp", "f16", "f32", "f64", "finite", "floor", "i16", "i32", "i64", "i8", "isnan", "log",
+    "Stage", "Tensor", "abs", "any", "argmax", "axes", "axis", "bf16", "bool_", "constrain", "dim",
+    "erf", "exp", "f16", "f32", "f64", "finite", "floor", "i16", "i32", "i64", "i8", "isnan", "log",
     "log_sum_exp", "max", "maximum", "mean", "min", "minimum", "op", "prod", "require",
     "require_indices", "rsqrt", "scan", "scatter_add", "sigmoid", "sinpi", "softmax_sum", "sqrt",
     "sum", "tanh", "tensor", "top_k", "u16", "u32", "u64", "u8", "where",

@@ -27,7 +27,7 @@ def canonicalise(graph: Graph) -> Graph:
     numbers = [*(s.name for s in graph.scalars), *(d.name for d in graph.dims)]
     names = Names([*(t.name for t in tensors), *numbers])
     for stage in graph.stages:
-        expr = _retarget(stage.expr, replaced, memo)
+        expr = retarget(stage.expr, replaced, memo)
         body = expr
         if isinstance(expr, Reduce) and (
             expr.op in ("argmax", "any") or (expr.op in ("max", "min") and _carries(expr))
@@ -48,11 +48,11 @@ def _carries(node: Reduce) -> bool:
     return node.nan == "carry" and node.body.dtype.is_float
 
 
-def _retarget(node: Expr, replaced: dict[int, Tensor], memo: dict[int, Expr]) -> Expr:
+def retarget(node: Expr, replaced: dict[int, Tensor], memo: dict[int, Expr]) -> Expr:
     found = memo.get(id(node))
     if found is not None:
         return found
-    children = tuple(_retarget(c, replaced, memo) for c in node.children())
+    children = tuple(retarget(c, replaced, memo) for c in node.children())
     result = rebuild(node, children) if children else node
     if isinstance(result, Read) and id(result.tensor) in replaced:
         result = Read(replaced[id(result.tensor)], result.index, result.fill, result.dtype)

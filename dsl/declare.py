@@ -15,7 +15,7 @@ from typing import Any
 from .dtypes import FLOATS, DType, f32
 from .errors import DeclarationError, OperatorError, RudnnError
 from .expr import Axis, DimRef, Expr, Input, ScalarRef, Size, Stage, Value, as_expr
-from .graph import Graph, Hoister, Names, Requirement
+from .graph import Constraint, Graph, Hoister, Names, Requirement
 from .walk import free_axes
 
 
@@ -248,6 +248,7 @@ class _Trace:
         self.hoister = Hoister(Names(declaration.names()))
         self.requirements: list[Requirement] = []
         self.index_checks: list[tuple[Input, Size]] = []
+        self.constraint: Constraint | None = None
 
     def expand(self, dim: str) -> tuple[str, ...]:
         """A declared dim as concrete names: a pack gives one for each of its ranks."""
@@ -278,7 +279,8 @@ class _Trace:
         _ACTIVE.trace = self
         try:
             extents = {n: self.size(n) for n in declaration.extents}
-            options = dict(self.spec.options)
+            options = {n: o.default for n, o in declaration.options.items()}
+            options |= dict(self.spec.options)
             result = declaration.fn(**inputs, **scalars, **extents, **options)
         finally:
             _ACTIVE.trace = previous
@@ -287,7 +289,7 @@ class _Trace:
         return Graph(
             declaration.name, present, tuple(scalars.values()), tuple(self.dims.values()),
             tuple(self.hoister.stages), outputs, tuple(self.requirements),
-            tuple(self.index_checks),
+            tuple(self.index_checks), self.constraint,
         )  # fmt: skip
 
     def finish(self, results: tuple[Any, ...], dtypes: dict[str, DType]) -> tuple[Stage, ...]:
@@ -369,6 +371,15 @@ def require(condition: Expr | bool, needs: str, **got: Any) -> None:
         shown = ", ".join(f"{k}={v}" for k, v in got.items())
         raise trace.declaration.error(f"needs {needs}, got {shown}")
     trace.requirements.append(Requirement(condition, needs, tuple(got.items())))
+
+
+def constrain(strategy: str, *, form: str = "", units: str = "") -> None:
+    """Compute the operator as `strategy` says: see `Constraint`.
+
+    Where a device cannot, a call raises the operator's error.
+    """
+    trace = _current()
+    trace.constraint = Constraint(strategy, form, units, trace.declaration.error)
 
 
 def require_indices(tensor: Input, below: Size) -> None:

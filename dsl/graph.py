@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from .dtypes import DType, i64
+from .errors import CompileError, RudnnError
 from .expr import (
     Axis,
     DimRef,
@@ -38,6 +39,23 @@ class Requirement:
 
 
 @dataclass(frozen=True)
+class Constraint:
+    """What a strategy, called `name`, asks of the schedules; "" leaves the choice to them.
+
+    `form` is "tiled", "split" or "materialised", `units` "matrix" or "plain". `error` is raised
+    where a device cannot.
+    """
+
+    name: str
+    form: str = ""
+    units: str = ""
+    error: type[RudnnError] = CompileError
+
+    def __str__(self) -> str:
+        return f"form {self.form or 'any'}, units {self.units or 'any'}"
+
+
+@dataclass(frozen=True)
 class Graph:
     """One specialisation of a declaration, ready to evaluate or lower.
 
@@ -52,6 +70,7 @@ class Graph:
     outputs: tuple[Stage, ...]
     requirements: tuple[Requirement, ...]
     index_checks: tuple[tuple[Input, Size], ...] = ()
+    constraint: Constraint | None = None
 
     def consumers(self, tensor: Tensor) -> tuple[Stage, ...]:
         return tuple(s for s in self.stages if tensor in reads(s.expr))

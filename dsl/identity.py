@@ -69,4 +69,6 @@ def describe(graph: Graph) -> str:
     dims = " ".join(d.name for d in graph.dims)
     scalars = " ".join(f"{s.name}:{s.dtype.name}" for s in graph.scalars)
     outputs = " ".join(writer.ids[id(s)] for s in graph.outputs)
-    return "\n".join([f"{graph.name} dims {dims} scalars {scalars}", *writer.lines, outputs])
+    asked = [] if graph.constraint is None else [str(graph.constraint)]
+    head = f"{graph.name} dims {dims} scalars {scalars}"
+    return "\n".join([head, *writer.lines, outputs, *asked])

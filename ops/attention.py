@@ -13,6 +13,7 @@ from ..dsl import (
     Param,
     axes,
     bool_,
+    constrain,
     dim,
     f16,
     f32,
@@ -59,17 +60,17 @@ class Strategy:
 
 @dataclass(frozen=True)
 class Fallback(Strategy):
-    """Plain kernels on the device of the tensors; runs everywhere."""
+    """Several kernels on the device of the tensors, scores in a workspace; runs everywhere."""
 
 
 @dataclass(frozen=True)
 class FlashUnit(Strategy):
-    """Tiled with online softmax, on plain arithmetic units."""
+    """One kernel, tiled over the keys with online softmax, on plain arithmetic units."""
 
 
 @dataclass(frozen=True)
 class FlashAccelerated(Strategy):
-    """Tiled with online softmax, on matrix units."""
+    """As `FlashUnit`, on matrix units; on a CPU, its widest multiply-add."""
 
 
 @dataclass(frozen=True)
@@ -77,13 +78,13 @@ class Autotune(Strategy):
     """Whichever strategy and configuration is measured to be fastest."""
 
 
-_MISSING = {
-    FlashUnit: "tiled attention kernels",
-    FlashAccelerated: "tiled attention kernels for matrix units",
-    Autotune: "a tuner",
+# What each strategy asks of the kernels; "auto" leaves the choice to the device.
+STRATEGIES: dict[str, dict[str, str]] = {
+    "auto": {},
+    "FlashAccelerated": {"form": "tiled", "units": "matrix"},
+    "FlashUnit": {"form": "tiled", "units": "plain"},
+    "Fallback": {"form": "materialised"},
 }
-
-
 _SCORES = ("B", "Hq", "Q", "K")
 _EXAMPLE = {"B": 1, "Hq": 8, "Hkv": 2, "Q": 64, "K": 96, "D": 64, "Dv": 64}
 
@@ -102,12 +103,15 @@ def attention_op(
     causal: Any = Option("none", ("none", *ALIGNMENTS)),
     capped: Any = Option(False, (False, True)),
     return_lse: Any = Option(False, (False, True)),
+    strategy: Any = Option("auto", tuple(STRATEGIES)),
 ) -> Any:
     """Σⱼ softmax(scale · query·keyⱼ) · valueⱼ, and the log-sum-exp of the scores if asked for.
 
     query [B, Hq, Q, D], key [B, Hkv, K, D], value [B, Hkv, K, Dv] f32, f16 or bf16, all the same →
     [B, Hq, Q, Dv] alike, lse [B, Hq, Q] f32. Raises AttentionError.
     """
+    if strategy != "auto":
+        constrain(strategy, **STRATEGIES[strategy])
     heads, shared = dim("Hq"), dim("Hkv")
     divides = (shared > 0) & (heads % shared == 0) if shared is not heads else True
     require(divides, "Hq divisible by Hkv", Hq=heads, Hkv=shared)
@@ -153,7 +157,7 @@ def attention(
         f32, f16 or bf16, broadcastable to [B, Hq, Q, K]; added to the scores.
     options : AttentionOptions
     strategy : Strategy, optional
-        None or `Fallback()`.
+        None: chosen by the device and the head size.
     return_lse : bool
         Return (result, lse) with lse the natural log-sum-exp of the scores, f32 [B, Hq, Q].
     out : array [B, Hq, Q, Dv], or (result, lse) with `return_lse`, optional
@@ -167,12 +171,9 @@ def attention(
     Raises
     ------
     AttentionError
-        On shapes, dtypes, options or a strategy that do not fit.
+        On shapes, dtypes, options or a strategy that do not fit, and on a strategy for which the
+        device lacks something.
     """
-    chosen = strategy if strategy is not None else Fallback()
-    if not isinstance(chosen, Fallback):
-        missing = _MISSING.get(type(chosen), "to be one of the strategies of rudnn.attention")
-        raise AttentionError(f"{type(chosen).__name__} needs {missing}, got none here")
     if options.causal_alignment not in ALIGNMENTS:
         raise AttentionError(
             f"needs causal_alignment among {list(ALIGNMENTS)}, got {options.causal_alignment!r}"
@@ -182,10 +183,22 @@ def attention(
         "causal": options.causal_alignment if options.is_causal else "none",
         "capped": options.softcap is not None,
         "return_lse": return_lse,
+        "strategy": "auto" if strategy is None else _name(strategy),
     }
     if options.softcap is not None:
         settings["softcap"] = options.softcap
     return attention_op(query, key, value, mask, attn_bias, out=out, **settings)
+
+
+def _name(strategy: Any) -> str:
+    name = type(strategy).__name__
+    if isinstance(strategy, Autotune):
+        raise AttentionError(f"{name} needs a tuner, got none here")
+    if not isinstance(strategy, Strategy) or name not in STRATEGIES:
+        raise AttentionError(
+            f"needs strategy to be one of those of rudnn.attention, got {strategy!r}"
+        )
+    return name
 
 
 def _scale(options: AttentionOptions, query: Any) -> float:

@@ -190,8 +190,11 @@ class Harness:
         except Mismatch as wrong:
             rows.append(self.row(attempt, against, "fail", float("inf"), str(wrong)))
         except Exception as error:  # a wrong operator may raise anything: it is a row, no crash
+            asked = sample.bound.graph.constraint
+            refused = asked is not None and isinstance(error, asked.error)  # by the device
+            status, error_size = ("refused", 0.0) if refused else ("fail", float("inf"))
             detail = f"{type(error).__name__}: {error}"
-            rows.append(self.row(attempt, against, "fail", float("inf"), detail))
+            rows.append(self.row(attempt, against, status, error_size, detail))
         return rows
 
 

@@ -6,17 +6,31 @@ from dataclasses import dataclass
 
 from ..dsl import forms
 from ..dsl.expr import Axis, Binary, Cast, Expr, Form, Read, Stage, Tensor
-from ..dsl.graph import reads
+from ..dsl.graph import Constraint, reads
 from ..dsl.walk import free_axes, walk
 
 
 @dataclass(frozen=True)
 class Group:
-    """Stages fused into one kernel, in order; `outputs` are those that others see."""
+    """Stages fused into one kernel, in order; `outputs` are those that others see.
+
+    `constraint` is what the operator's strategy asks of the kernel.
+    """
 
     name: str
     stages: tuple[Stage, ...]
     outputs: tuple[Stage, ...]
+    constraint: Constraint | None = None
+
+    @property
+    def form(self) -> str:
+        """The form the strategy asks for, "" for any."""
+        return "" if self.constraint is None else self.constraint.form
+
+    @property
+    def units(self) -> str:
+        """The units the strategy asks for, "" for any."""
+        return "" if self.constraint is None else self.constraint.units
 
     def inputs(self) -> tuple[Tensor, ...]:
         """Tensors read from outside, in order of first appearance."""

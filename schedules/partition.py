@@ -176,4 +176,5 @@ def _group(graph: Graph, cluster: _Cluster) -> Group:
         s for s in inside
         if s in graph.outputs or any(c not in inside for c in graph.consumers(s))
     ]  # fmt: skip
-    return Group(f"{graph.name}_{inside[-1].name}", tuple(inside), tuple(seen))
+    name = f"{graph.name}_{inside[-1].name}"
+    return Group(name, tuple(inside), tuple(seen), graph.constraint)

@@ -14,6 +14,7 @@ from ..dsl.lower import Lowering
 from .capability import WIDE_BYTES, Capability
 from .emit import Emitter, Kernel
 from .group import Group
+from .materialise import materialise
 from .partition import partition
 from .rule import Rule, choose
 from .workspace import WorkspacePlan, order, plan
@@ -41,6 +42,16 @@ def groups_of(graph: Graph) -> tuple[Group, ...]:
     return order(partition(graph))
 
 
+def prepared(graph: Graph, caps: Capability) -> Graph:
+    """The graph in the terms that rules of the device know, in the form that it is to have."""
+    graph = canonicalise(graph)
+    asked = graph.constraint
+    # Grids have a rule of their own for this form.
+    if asked is not None and asked.form == "materialised" and caps.model == "cores":
+        graph = materialise(graph)
+    return graph
+
+
 def build(
     graph: Graph, rules: Sequence[Rule], caps: Capability, unit: frozenset[str],
     wide: frozenset[str] = frozenset(),
@@ -54,7 +65,7 @@ def build(
 
     from .vector_math import functions
 
-    graph = canonicalise(graph)
+    graph = prepared(graph, caps)
     dims = {d.name: tirx.Var(identifier(d.name), "int64") for d in graph.dims}
     scalars = {s.name: tirx.Var(s.name, s.dtype.name) for s in graph.scalars}
     tensors = (*graph.inputs, *graph.outputs)

@@ -23,9 +23,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Rejection:
-    """Why a rule does not apply: "needs …, got …"."""
+    """Why a rule does not apply: "needs …, got …".
+
+    `lacking`: the device lacks something that the group's strategy asks for.
+    """
 
     reason: str
+    lacking: bool = False
 
 
 @dataclass(frozen=True)
@@ -51,9 +55,9 @@ class Rule(Protocol):
         """The group's scheduled function, a `tvm.s_tir.Schedule`."""
 
 
-def check(condition: bool, reason: str) -> Rejection | None:
+def check(condition: bool, reason: str, lacking: bool = False) -> Rejection | None:
     """A guard: None when it holds, else the reason."""
-    return None if condition else Rejection(reason)
+    return None if condition else Rejection(reason, lacking)
 
 
 def first_rejection(*guards: Rejection | None) -> Rejection | None:
@@ -66,8 +70,12 @@ def tracing() -> bool:
 
 
 def choose(rules: Sequence[Rule], group: Group, caps: Capability) -> Rule:
-    """The first rule that matches."""
+    """The first rule that matches.
+
+    Raises the error of the group's constraint if that is what no rule keeps to, or CompileError.
+    """
     reasons: list[tuple[str, str]] = []
+    lacking: list[str] = []
     for rule in rules:
         rejection = rule.match(group, caps)
         if rejection is None:
@@ -76,5 +84,8 @@ def choose(rules: Sequence[Rule], group: Group, caps: Capability) -> Rule:
                 print(f"rudnn: {group.name}: {rule.name}{told}", file=sys.stderr)
             return rule
         reasons.append((rule.name, rejection.reason))
+        lacking += [rejection.reason] if rejection.lacking else []
+    if lacking and group.constraint is not None:
+        raise group.constraint.error(f"{group.constraint.name} {'; '.join(lacking)}")
     told = "; ".join(f"{n}: {r}" for n, r in reasons)
     raise CompileError(f"no rule fits {group.name}: {told}")

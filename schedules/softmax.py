@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..dsl import forms
-from ..dsl.expr import Axis, Expr, Stage
+from ..dsl.expr import Axis, Binary, Expr, Read, Stage
 from ..dsl.graph import reads
-from ..dsl.walk import free_axes
+from ..dsl.walk import free_axes, walk
 from .group import Group, contraction, is_map
 from .rule import Rejection, check, first_rejection
 
@@ -104,3 +104,42 @@ def _product(stage: Stage, key: Axis) -> Product | None:
     if key in found.n:
         return Product(stage, found.a, found.b, found.k[0])
     return Product(stage, found.b, found.a, found.k[0]) if key in found.m else None
+
+
+def key_bounds(found: Roles) -> list[Expr]:
+    """Exclusive bounds of the keys that count for a row: they never fall as the row grows.
+
+    Those of a tile's last row are bounds for the tile.
+    """
+    if found.node.where is None:
+        return []
+    batch = set(found.batch)
+    bounds = (_upper_bound(part, found.key, found.row, batch) for part in
+              _conjuncts(found.node.where))  # fmt: skip
+    return [b for b in bounds if b is not None]
+
+
+def _conjuncts(node: Expr) -> list[Expr]:
+    if isinstance(node, Binary) and node.op == "and":
+        return _conjuncts(node.a) + _conjuncts(node.b)
+    return [node]
+
+
+def _upper_bound(node: Expr, key: Axis, row: Axis, batch: set[Axis]) -> Expr | None:
+    """An exclusive bound of `key` from `key ≤ f` or `key < f`, f = row plus what rows share."""
+    if not isinstance(node, Binary) or node.op not in ("le", "lt") or node.a is not key:
+        return None
+    if any(isinstance(n, Read) for n in walk(node.b)) or not _steps_with(node.b, row, batch):
+        return None
+    return node.b + 1 if node.op == "le" else node.b
+
+
+def _steps_with(node: Expr, row: Axis, batch: set[Axis]) -> bool:
+    """Whether `node` never falls as the row grows."""
+    if node is row or row not in free_axes(node):
+        return all(a is row or a in batch for a in free_axes(node))
+    if isinstance(node, Binary) and node.op == "add":
+        return _steps_with(node.a, row, batch) and _steps_with(node.b, row, batch)
+    if isinstance(node, Binary) and node.op == "sub":
+        return _steps_with(node.a, row, batch) and row not in free_axes(node.b)
+    return False

@@ -59,16 +59,15 @@ def _code(view: str, bound: Bound, kind: Target, arch: str, target: str) -> None
 
 def graph_text(bound: Bound, kind: Target, arch: str) -> str:
     """The kernels in launch order, each with the tensors it reads and writes."""
-    from ..dsl.canonical import canonicalise
-    from ..schedules.program import groups_of
+    from ..schedules.program import groups_of, prepared
     from ..schedules.rule import choose
     from ..schedules.workspace import dataflow
 
-    graph = canonicalise(bound.graph)
+    rules, caps = kind.rules(), kind.capability(arch)
+    graph = prepared(bound.graph, caps)
     groups = groups_of(graph)
     dag = dataflow(groups)
     tensors: dict[str, Tensor] = {t.name: t for t in (*graph.inputs, *graph.stages)}
-    rules, caps = kind.rules(), kind.capability(arch)
     arguments_ = {t.name for t in graph.inputs}
     results = {t.name for t in graph.outputs}
 

@@ -10,7 +10,7 @@ from ...dsl.expr import Axis
 from ..capability import Capability
 from ..emit import Emitter
 from ..group import Group
-from ..rule import Config, Rejection
+from ..rule import Config, Rejection, check
 from ..softmax import rejection, roles
 
 TILE_BYTES = 128 * 1024
@@ -46,7 +46,11 @@ class SoftmaxSumRows:
     name = "softmax_sum_rows"
 
     def match(self, group: Group, caps: Capability) -> Rejection | None:
-        return rejection(group)
+        found = rejection(group)
+        if found is not None or not group.form:
+            return found
+        tiled = group.form == "tiled" and roles(group, _short) is not None
+        return check(tiled, f"needs one key axis, head sizes of at most {MAX_DEPTH}", lacking=True)
 
     def default(self, group: Group, caps: Capability) -> SoftmaxSumConfig:
         wide = caps.vector_registers >= 32

@@ -20,11 +20,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...dsl.expr import Axis, Binary, Expr, Read, Stage
+from ...dsl.expr import Axis, Stage
 from ...dsl.forms import LogSumExp
-from ...dsl.walk import free_axes, walk
 from ..group import is_map
-from ..softmax import split
+from ..softmax import key_bounds, split
 from .softmax_block import Block
 from .tiling import ceil_div, index, real
 
@@ -90,14 +89,10 @@ class Tiles(Block):
     def _last_key(self) -> Any:
         """Keys a tile has to look at: all, or up to the last its mask's comparison lets through."""
         keys = self.nest.size(self.roles.key.extent)
-        if self.roles.node.where is None:
-            return keys
         last = self.first + self.count - index(1)
-        for part in _conjuncts(self.roles.node.where):
-            bound = _upper_bound(part, self.roles.key, self.roles.row, set(self.env))
-            if bound is not None:
-                limit = self.nest.value(bound, self.env | {self.roles.row: last})
-                keys = _least(keys, _most(limit, index(0)))
+        for bound in key_bounds(self.roles):
+            limit = self.nest.value(bound, self.env | {self.roles.row: last})
+            keys = _least(keys, _most(limit, index(0)))
         return keys
 
     def _finish(self) -> None:
@@ -155,29 +150,3 @@ def _most(a: Any, b: Any) -> Any:
     from tvm import tirx
 
     return tirx.max(a, b)
-
-
-def _conjuncts(node: Expr) -> list[Expr]:
-    if isinstance(node, Binary) and node.op == "and":
-        return _conjuncts(node.a) + _conjuncts(node.b)
-    return [node]
-
-
-def _upper_bound(node: Expr, key: Axis, row: Axis, batch: set[Axis]) -> Expr | None:
-    """An exclusive bound of `key` from `key ≤ f` or `key < f`, f = row plus what rows share."""
-    if not isinstance(node, Binary) or node.op not in ("le", "lt") or node.a is not key:
-        return None
-    if any(isinstance(n, Read) for n in walk(node.b)) or not _steps_with(node.b, row, batch):
-        return None
-    return node.b + 1 if node.op == "le" else node.b
-
-
-def _steps_with(node: Expr, row: Axis, batch: set[Axis]) -> bool:
-    """Whether `node` never falls as the row grows."""
-    if node is row or row not in free_axes(node):
-        return all(a is row or a in batch for a in free_axes(node))
-    if isinstance(node, Binary) and node.op == "add":
-        return _steps_with(node.a, row, batch) and _steps_with(node.b, row, batch)
-    if isinstance(node, Binary) and node.op == "sub":
-        return _steps_with(node.a, row, batch) and row not in free_axes(node.b)
-    return False

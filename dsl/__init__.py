@@ -50,6 +50,7 @@ from .forms import (
     top_k,
     where,
 )
+from .weighted import weighted_sum
 
 __all__ = [
     "Axis", "Declaration", "Expr", "Extent", "In", "Input", "Option", "Out", "Param", "Spec",
@@ -57,5 +58,6 @@ __all__ = [
     "erf", "exp", "f16", "f32", "f64", "finite", "floor", "i16", "i32", "i64", "i8", "isnan", "log",
     "log_sum_exp", "max", "maximum", "mean", "min", "minimum", "op", "prod", "require",
     "require_indices", "rsqrt", "scan", "scatter_add", "sigmoid", "sinpi", "softmax_sum", "sqrt",
-    "sum", "tanh", "tensor", "top_k", "u16", "u32", "u64", "u8", "where",
+    "sum", "tanh", "tensor", "top_k", "u16", "u32", "u64", "u8",
+    "weighted_sum", "where",
 ]  # fmt: skip

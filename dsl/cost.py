@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
-from . import forms
+from . import forms, weighted
 from .expr import Axis, Binary, Expr, Form, Size, Stage, Unary
 from .graph import Graph
 from .host import evaluate, identifier
@@ -75,6 +75,8 @@ def _form_flops(node: Form, names: Mapping[str, int]) -> int:
         # maximum, difference, exponential and sum for each score; a multiply-add for each value
         scores = (*node.row_axes(), *node.over)
         return 4 * _points(scores, names) + 2 * _points((*scores, *node.column_axes()), names)
+    if isinstance(node, weighted.WeightedSum):
+        return 2 * _points((*node.weight_axes(), *node.over, *node.column_axes()), names)
     if isinstance(node, forms.TopK):
         return _points((*free_axes(node.score), node.along), names)
     if isinstance(node, forms.ScatterAdd):

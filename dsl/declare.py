@@ -124,6 +124,8 @@ class Declaration:
     backward: Declaration | None = None
     grads: tuple[str, ...] = ()
     passes: tuple[str, ...] = ()
+    asked: Mapping[str, str] = field(default_factory=dict)
+    further: tuple[tuple[Declaration, tuple[str, ...]], ...] = ()
     _graphs: dict[Spec, Graph] = field(default_factory=dict, repr=False)
 
     def __call__(self, *args: Any, out: Any = None, **kwargs: Any) -> Any:
@@ -135,15 +137,30 @@ class Declaration:
         return runner()(self, args, kwargs, out)
 
     def differentiable(
-        self, backward: Declaration, *grads: str, passes: tuple[str, ...] = ()
+        self,
+        backward: Declaration,
+        *grads: str,
+        passes: tuple[str, ...] = (),
+        asked: Mapping[str, str] | None = None,
     ) -> None:
         """Link the backward operator; `grads` names the inputs its results belong to, in order.
 
         The backward's first input is the gradient of the result; its other inputs and params are
         those of the forward by name, or `y` for the forward's result. The gradient of an input
-        in `passes` is that of the result.
+        in `passes` is that of the result. `asked` gives further results that the backward reads,
+        and for each the option that asks the forward for it; `grad_NAME` is such a one's gradient.
         """
         self.backward, self.grads, self.passes = backward, grads, passes
+        self.asked = dict(asked or {})
+
+    def also_differentiable(self, backward: Declaration, *grads: str) -> None:
+        """Link a further backward operator, run only where one of its inputs wants a gradient."""
+        self.further = (*self.further, (backward, grads))
+
+    def links(self) -> tuple[tuple[Declaration, tuple[str, ...]], ...]:
+        """The backward operators, and the inputs that the results of each belong to."""
+        first = () if self.backward is None else ((self.backward, self.grads),)
+        return (*first, *self.further)
 
     def dim_names(self) -> tuple[str, ...]:
         """Declared dims in order of first appearance; packs keep their star."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from . import forms
+from . import forms, weighted
 from .expr import Axis, Binary, Expr, Read, Tensor
 from .oracle import Array, Evaluator, Labelled, union
 from .walk import free_axes
@@ -92,24 +92,44 @@ def _softmax_parts(ev: Evaluator, node: forms.SoftmaxSum) -> tuple[Array, Array,
 def _softmax_sum(ev: Evaluator, node: forms.SoftmaxSum) -> Labelled:
     weights, total, _ = _softmax_parts(ev, node)
     rows = node.row_axes()
+    mean = _weighed(ev, node, weights)
+    total = total.reshape(total.shape[: len(rows)] + (1,) * len(node.column_axes()))
+    dead = total == 0
+    return Labelled(np.where(dead, 0, mean.array / np.where(dead, 1, total)), mean.axes)
+
+
+def _weighted_sum(ev: Evaluator, node: weighted.WeightedSum) -> Labelled:
+    axes = (*node.row_axes(), *node.over)
+    weights = ev.full(node.weight, axes)
+    if node.where is not None:
+        weights = np.where(ev.full(node.where, axes), weights, np.zeros((), weights.dtype))
+    made = _weighed(ev, node, weights)
+    return Labelled(made.array.astype(weights.dtype), made.axes)
+
+
+def _weighed(
+    ev: Evaluator, node: forms.SoftmaxSum | weighted.WeightedSum, weights: Array
+) -> Labelled:
+    """Σ weights · value, the weights over the row and then the summed axes."""
+    rows = node.row_axes()
     value = ev.eval(node.value)
     array = value.array
     axes = tuple(dict.fromkeys((*rows, *node.over, *value.axes)))
     ids = {a: i for i, a in enumerate(axes)}
     out = (*rows, *node.column_axes())
-    if np.isfinite(array).all():
-        weighed, valued = [ids[a] for a in (*rows, *node.over)], [ids[a] for a in value.axes]
-        wanted = [ids[a] for a in out]
-        mean = np.einsum(weights, weighed, array, valued, wanted, optimize=True)
-    else:
-        mean = _selected_sum(ev, node, weights, value, out)
-    total = total.reshape(total.shape[: len(rows)] + (1,) * len(node.column_axes()))
-    dead = total == 0
-    return Labelled(np.where(dead, 0, mean / np.where(dead, 1, total)), out)
+    if not np.isfinite(array).all():
+        return Labelled(_selected_sum(ev, node, weights, value, out), out)
+    weighed, valued = [ids[a] for a in (*rows, *node.over)], [ids[a] for a in value.axes]
+    wanted = [ids[a] for a in out]
+    return Labelled(np.einsum(weights, weighed, array, valued, wanted, optimize=True), out)
 
 
 def _selected_sum(
-    ev: Evaluator, node: forms.SoftmaxSum, weights: Array, value: Labelled, out: tuple[Axis, ...]
+    ev: Evaluator,
+    node: forms.SoftmaxSum | weighted.WeightedSum,
+    weights: Array,
+    value: Labelled,
+    out: tuple[Axis, ...],
 ) -> Array:
     """Σ weight · value with masked elements left out, not multiplied: they may hold NaN."""
     axes = (*out, *node.over)
@@ -234,4 +254,5 @@ RULES: dict[type, Any] = {
     forms.Scan: _scan,
     forms.TopK: _top_k,
     forms.ScatterAdd: _scatter_add,
+    weighted.WeightedSum: _weighted_sum,
 }

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import forms
+from . import forms, weighted
 from .errors import DeclarationError
 from .expr import (
     Axis,
@@ -185,6 +185,11 @@ class _Writer:
         weight = f"softmax{self.under(node.over, node.where)}({self.text(node.score)})"
         return f"Σ{self.under(node.over)} {weight} · {self.text(node.value, _PRODUCT)}", _SUM
 
+    def weighted_sum(self, node: weighted.WeightedSum) -> tuple[str, int]:
+        under = self.under(node.over, node.where)
+        weight = self.text(node.weight, _PRODUCT)
+        return f"Σ{under} {weight} · {self.text(node.value, _PRODUCT)}", _SUM
+
     def log_sum_exp(self, node: forms.LogSumExp) -> tuple[str, int]:
         source = node.source
         under = self.under(source.over, source.where)
@@ -214,6 +219,7 @@ _FORMS: dict[type, Callable[[_Writer, Any], tuple[str, int]]] = {
     forms.Scan: _Writer.scan,
     forms.TopK: _Writer.top_k,
     forms.ScatterAdd: _Writer.scatter_add,
+    weighted.WeightedSum: _Writer.weighted_sum,
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import namedtuple
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,6 @@ from ..dsl import (
     axes,
     bool_,
     constrain,
-    dim,
     f16,
     f32,
     finite,
@@ -27,8 +27,18 @@ from ..dsl import (
 )
 from ..dsl.dtypes import bf16
 from ..dsl.errors import AttentionError
+from .attention_backward import (
+    ALIGNMENTS,
+    EXAMPLE,
+    SCORES,
+    attention_backward_op,
+    attention_bias_backward,
+    capped_by,
+    grouped,
+    kept,
+)
 
-ALIGNMENTS = ("top_left", "bottom_right")
+AttentionGradients = namedtuple("AttentionGradients", "query key value attn_bias")
 
 
 @dataclass(frozen=True)
@@ -85,18 +95,16 @@ STRATEGIES: dict[str, dict[str, str]] = {
     "FlashUnit": {"form": "tiled", "units": "plain"},
     "Fallback": {"form": "materialised"},
 }
-_SCORES = ("B", "Hq", "Q", "K")
-_EXAMPLE = {"B": 1, "Hq": 8, "Hkv": 2, "Q": 64, "K": 96, "D": 64, "Dv": 64}
 
 
 @op(out=(Out("B", "Hq", "Q", "Dv"), Out("B", "Hq", "Q", dtype=f32, name="lse")),
-    static=("D", "Dv"), example=_EXAMPLE, error=AttentionError, name="attention")  # fmt: skip
+    static=("D", "Dv"), example=EXAMPLE, error=AttentionError, name="attention")  # fmt: skip
 def attention_op(
     query: Any = In("B", "Hq", "Q", "D"),
     key: Any = In("B", "Hkv", "K", "D"),
     value: Any = In("B", "Hkv", "K", "Dv"),
-    mask: Any = In(*_SCORES, dtype=bool_, optional=True, broadcast=True),
-    attn_bias: Any = In(*_SCORES, dtype=(f32, f16, bf16), optional=True, broadcast=True),
+    mask: Any = In(*SCORES, dtype=bool_, optional=True, broadcast=True),
+    attn_bias: Any = In(*SCORES, dtype=(f32, f16, bf16), optional=True, broadcast=True),
     *,
     scale: Any = Param(),
     softcap: Any = Param(0.0),
@@ -112,24 +120,25 @@ def attention_op(
     """
     if strategy != "auto":
         constrain(strategy, **STRATEGIES[strategy])
-    heads, shared = dim("Hq"), dim("Hkv")
-    divides = (shared > 0) & (heads % shared == 0) if shared is not heads else True
-    require(divides, "Hq divisible by Hkv", Hq=heads, Hkv=shared)
+    heads_each = grouped()
     require(finite(scale), "scale finite", scale=scale)
     b, h, i, j, d, e = axes("B", "Hq", "Q", "K", "D", "Dv")
-    group = h // (heads // shared)
+    group = h // heads_each
     score = scale * sum(query[b, h, i, d] * key[b, group, j, d], over=d)
     if capped:
-        require(finite(softcap) & (softcap > 0), "softcap finite and > 0", softcap=softcap)
+        capped_by(softcap)
         score = softcap * tanh(score / softcap)
     if attn_bias is not None:
         score = score + attn_bias[b, h, i, j]
-    keep = None if mask is None else mask[b, h, i, j]
-    if causal != "none":
-        seen = j <= (i if causal == "top_left" else i + (dim("K") - dim("Q")))
-        keep = seen if keep is None else seen & keep
+    keep = kept(mask, causal, b, h, i, j)
     mean = softmax_sum(score, value[b, group, j, e], over=j, where=keep)
     return mean, log_sum_exp(mean) if return_lse else None
+
+
+attention_op.differentiable(
+    attention_backward_op, "query", "key", "value", asked={"lse": "return_lse"}
+)
+attention_op.also_differentiable(attention_bias_backward, "attn_bias")
 
 
 def attention(
@@ -174,6 +183,66 @@ def attention(
         On shapes, dtypes, options or a strategy that do not fit, and on a strategy for which the
         device lacks something.
     """
+    settings = _settings(options, query) | {
+        "return_lse": return_lse,
+        "strategy": "auto" if strategy is None else _name(strategy),
+    }
+    return attention_op(query, key, value, mask, attn_bias, out=out, **settings)
+
+
+def attention_backward(
+    grad: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    result: Any,
+    lse: Any,
+    mask: Any = None,
+    attn_bias: Any = None,
+    options: AttentionOptions = AttentionOptions(),
+    *,
+    grad_lse: Any = None,
+) -> AttentionGradients:
+    """The gradients of `attention`, from what it returned; no [Q, K] matrix is held in memory.
+
+    Parameters
+    ----------
+    grad : array [B, Hq, Q, Dv]
+        Gradient of the result, in query's dtype.
+    query, key, value, mask, attn_bias, options
+        As given to `attention`.
+    result, lse : array [B, Hq, Q, Dv], [B, Hq, Q]
+        What `attention` returned with `return_lse=True`.
+    grad_lse : array f32 [B, Hq, Q], optional
+        Gradient of lse.
+
+    Returns
+    -------
+    named tuple (query, key, value, attn_bias)
+        Gradients in the shapes and dtypes of these; that of a bias is f32, in the bias's own shape
+        (dims that it broadcasts are summed), or None without one. Rows that keep nothing give 0.
+
+    Raises
+    ------
+    AttentionError
+        On shapes, dtypes or options that do not fit.
+    """
+    settings = _settings(options, query)
+    given = {"mask": mask, "grad_lse": grad_lse} | settings
+    known = (grad, query, key, value, result, lse)
+    found = attention_backward_op(*known, attn_bias=attn_bias, **given)
+    if attn_bias is None:
+        return AttentionGradients(*found, None)
+    shape = tuple(attn_bias.shape)
+    if len(shape) > len(SCORES):
+        raise AttentionError(f"needs attn_bias of at most 4 dims, got {list(shape)}")
+    whole = attn_bias[(None,) * (len(SCORES) - len(shape))] if len(shape) < 4 else attn_bias
+    bias = attention_bias_backward(*known, whole, **given)
+    return AttentionGradients(*found, bias[(0,) * (len(SCORES) - len(shape))])
+
+
+def _settings(options: AttentionOptions, query: Any) -> dict[str, Any]:
+    """The declarations' params and options. Raises AttentionError."""
     if options.causal_alignment not in ALIGNMENTS:
         raise AttentionError(
             f"needs causal_alignment among {list(ALIGNMENTS)}, got {options.causal_alignment!r}"
@@ -182,12 +251,8 @@ def attention(
         "scale": _scale(options, query),
         "causal": options.causal_alignment if options.is_causal else "none",
         "capped": options.softcap is not None,
-        "return_lse": return_lse,
-        "strategy": "auto" if strategy is None else _name(strategy),
     }
-    if options.softcap is not None:
-        settings["softcap"] = options.softcap
-    return attention_op(query, key, value, mask, attn_bias, out=out, **settings)
+    return settings if options.softcap is None else settings | {"softcap": options.softcap}
 
 
 def _name(strategy: Any) -> str:

@@ -23,7 +23,7 @@ from ..dsl.errors import OperatorError
 
 GROUP = "rudnn.ops"
 FAMILIES = (
-    "normalization", "linear", "pointwise", "embedding", "attention", "recurrence", "selection",
+    "normalization", "linear", "pointwise", "embedding", "attention", "attention_backward", "recurrence", "selection",
     "segments", "pooling", "pooling_adaptive", "interpolation", "grid_sampling", "convolution",
 )  # fmt: skip
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .ops.attention import (
+    AttentionGradients,
     AttentionOptions,
     Autotune,
     Fallback,
@@ -10,9 +11,10 @@ from .ops.attention import (
     FlashUnit,
     Strategy,
     attention,
+    attention_backward,
 )
 
 __all__ = [
-    "AttentionOptions", "Autotune", "Fallback", "FlashAccelerated", "FlashUnit", "Strategy",
-    "attention",
+    "AttentionGradients", "AttentionOptions", "Autotune", "Fallback", "FlashAccelerated",
+    "FlashUnit", "Strategy", "attention", "attention_backward",
 ]  # fmt: skip

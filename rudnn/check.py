@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -281,6 +281,18 @@ class Sample:
         numbers = dict(self.bound.sizes) | self.scalars
         made = evaluate(self.bound.graph, inputs, numbers, precision="float64")
         return [a.reshape(shape) for a, (_, shape, _) in zip(made, self.bound.results, strict=True)]
+
+    def asked(self) -> dict[str, Array]:
+        """The oracle of the further results that the backward reads, by name."""
+        declaration, case = self.declaration, self.attempt.case
+        options = case.options | dict.fromkeys(declaration.asked.values(), True)
+        bound = bind(declaration, replace(case, options=options), self.dtypes)
+        inputs = {n: self.full(n).reshape(v.shape) for n, v in bound.views.items()
+                  if n in self.given}  # fmt: skip
+        numbers = dict(bound.sizes) | self.scalars
+        made = evaluate(bound.graph, inputs, numbers, precision="float64")
+        named = {n: a.reshape(s) for a, (n, s, _) in zip(made, bound.results, strict=True)}
+        return {n: named[n] for n in declaration.asked}
 
     def torch_arguments(self) -> dict[str, Any]:
         """Arguments of the torch reference: floats in float64, absent inputs None."""

@@ -12,6 +12,7 @@ from .samples import Array, Case, bind, dtypes_of, numbers_of, shape_of
 
 if TYPE_CHECKING:
     from .check import Attempt, Harness, Row, Sample
+    from .dsl.declare import Declaration
 
 _STEP = 1e-5
 _NUMERIC_TOLERANCE = 1e-5
@@ -24,7 +25,8 @@ def check_gradients(harness: Harness, plan: Sequence[Attempt]) -> list[Row]:
 
     rows: list[Row] = []
     first = plan[0].dtype
-    single = len(harness.declaration.outputs) == 1
+    declaration = harness.declaration
+    single = len(declaration.outputs) - len(declaration.asked) == 1
     for attempt in plan:
         if attempt.layout != "contiguous":
             continue
@@ -54,28 +56,43 @@ def _guarded(harness: Harness, attempt: Attempt, against: str, compare: Any) -> 
 
 def _wanted(sample: Sample) -> list[str]:
     """Inputs with a gradient."""
-    return [n for n in sample.declaration.grads if n in sample.given]
+    links = sample.declaration.links()
+    return [n for _, names in links for n in names if n in sample.given]
 
 
 def _backward(sample: Sample, grad: Array, y: Array) -> dict[str, Array]:
-    """The backward's oracle in float64: gradients by input name."""
+    """The backwards' oracles in float64: gradients by input name."""
+    known = {n: sample.full(n) for n in sample.given} | {"y": y} | sample.asked()
+    found: dict[str, Array] = {}
+    for backward, names in sample.declaration.links():
+        if any(n in sample.given for n in names):
+            found |= _linked(sample, backward, names, grad, known)
+    return found
+
+
+def _linked(
+    sample: Sample, backward: Declaration, names: Sequence[str], grad: Array,
+    known: dict[str, Array],
+) -> dict[str, Array]:  # fmt: skip
+    """The oracle of one backward in float64: gradients by input name."""
     from .dsl.oracle import evaluate
 
-    forward, backward = sample.declaration, sample.declaration.backward
-    assert backward is not None
-    known = {n: sample.full(n) for n in sample.given} | {"y": y}
     first, *rest = backward.inputs
     known = {first: grad} | {n: known[n] for n in rest if n in known}
     case = sample.attempt.case
+    dims = dict(case.dims)
+    for name, array in known.items():  # dims that only a backward names
+        own = zip(backward.inputs[name].dims, array.shape, strict=False)
+        dims |= {d: n for d, n in own if d not in dims and not d.startswith("*")}
     shown = Case(
-        case.label, case.dims, {n: v for n, v in case.options.items() if n in backward.options},
+        case.label, dims, {n: v for n, v in case.options.items() if n in backward.options},
         frozenset(n for n in backward.inputs if n not in known),
     )  # fmt: skip
     dtypes = dtypes_of(backward, shown, sample.attempt.dtype)
     dtypes |= {n: t for n, t in sample.dtypes.items() if n in dtypes}
     bound = bind(backward, shown, dtypes)
     inputs = {
-        n: np.broadcast_to(known[n], shape_of(backward.inputs[n], case.dims)).reshape(v.shape)
+        n: np.broadcast_to(known[n], shape_of(backward.inputs[n], dims)).reshape(v.shape)
         for n, v in bound.views.items()
         if n in known
     }
@@ -84,7 +101,7 @@ def _backward(sample: Sample, grad: Array, y: Array) -> dict[str, Array]:
     made = evaluate(bound.graph, inputs, dict(bound.sizes) | scalars, precision="float64")
     named = {r[0]: a.reshape(r[1]) for r, a in zip(bound.results, made, strict=True)}
     outputs = (o.name for o in backward.outputs)
-    return {n: named[o] for n, o in zip(forward.grads, outputs, strict=True) if o in named}
+    return {n: named[o] for n, o in zip(names, outputs, strict=True) if o in named}
 
 
 def _numeric(sample: Sample) -> float:

@@ -30,18 +30,31 @@ def _function() -> Any:
 
         @staticmethod
         def forward(ctx: Any, caller: Caller, values: tuple[Any, ...], *tensors: Any) -> Any:
-            result = caller.launch(values)
+            asked = caller.declaration.asked
+            given = dict(zip(caller.names, values, strict=True))
+            more = {option: True for option in asked.values()}
+            made = caller.launch(tuple((given | more).values()))
+            results = _by_name(caller, made)
             ctx.caller, ctx.settings = caller, values[caller.count :]
-            ctx.save_for_backward(*tensors, result)
-            return result
+            ctx.given = tuple(n for n in results if n not in asked or given[asked[n]])
+            ctx.set_materialize_grads(False)
+            ctx.results = tuple(results)
+            ctx.save_for_backward(*tensors, *results.values())
+            returned = tuple(results[n] for n in ctx.given)
+            return returned if len(returned) > 1 else returned[0]
 
         @staticmethod
-        def backward(ctx: Any, grad: Any) -> Any:
+        def backward(ctx: Any, *grads_of_results: Any) -> Any:
             if torch.is_grad_enabled():  # create_graph=True
                 name = ctx.caller.declaration.name
                 raise OperatorError(f"{name} has no second derivative, got create_graph=True")
-            caller, (*saved, result) = ctx.caller, ctx.saved_tensors
-            known = dict(zip(caller.names, (*saved, *ctx.settings), strict=True)) | {"y": result}
+            caller, tensors = ctx.caller, ctx.saved_tensors
+            saved, results = tensors[: caller.count], tensors[caller.count :]
+            known = dict(zip(caller.names, (*saved, *ctx.settings), strict=True))
+            known |= dict(zip(ctx.results, results, strict=True)) | {"y": results[0]}
+            first, *rest = grads_of_results
+            known |= {f"grad_{n}": g for n, g in zip(ctx.given[1:], rest, strict=True)}
+            grad = torch.zeros_like(results[0]) if first is None else first
             grads = _backward(caller, known, grad)
             return (None, None, *(_like(known[n], grads.get(n)) for n in caller.arrays))
 
@@ -53,20 +66,36 @@ def _backward(caller: Caller, known: dict[str, Any], grad: Any) -> dict[str, Any
     from .call import caller as caller_of
 
     declaration = caller.declaration
-    backward = declaration.backward
-    assert backward is not None
-    first, *rest = backward.inputs
-    given = {first: grad} | {n: known[n] for n in rest}
     known = _sizes(declaration, known) | known
-    for name in (*backward.params, *backward.options, *backward.extents):
-        if name in known:
-            given[name] = known[name]
-    made = caller_of(backward)
-    result = made.launch(made.values((), given))
-    grads = result if isinstance(result, tuple) else (result,)
-    return dict(zip(declaration.grads, grads, strict=True)) | dict.fromkeys(
-        declaration.passes, grad
-    )
+    found: dict[str, Any] = dict.fromkeys(declaration.passes, grad)
+    for backward, wanted in declaration.links():
+        if not any(known[n] is not None and known[n].requires_grad for n in wanted):
+            continue
+        first, *rest = backward.inputs
+        given = {first: grad} | {n: _ranked(backward, n, known.get(n)) for n in rest}
+        for name in (*backward.params, *backward.options, *backward.extents):
+            if name in known:
+                given[name] = known[name]
+        made = caller_of(backward)
+        result = made.launch(made.values((), given))
+        grads = result if isinstance(result, tuple) else (result,)
+        found |= dict(zip(wanted, grads, strict=True))
+    return found
+
+
+def _by_name(caller: Caller, made: Any) -> dict[str, Any]:
+    """The results of a call, those that it has."""
+    if not isinstance(made, tuple):
+        return {caller.declaration.outputs[0].name: made}
+    return {n: t for n, t in made._asdict().items() if t is not None}  # type: ignore[attr-defined]
+
+
+def _ranked(backward: Declaration, name: str, tensor: Any) -> Any:
+    """An input that broadcast in the forward, with all of the dims that the backward names."""
+    declared = backward.inputs[name]
+    if tensor is None or declared.broadcast or any(d.startswith("*") for d in declared.dims):
+        return tensor
+    return tensor[(None,) * (len(declared.dims) - tensor.dim())]
 
 
 def _sizes(declaration: Declaration, known: dict[str, Any]) -> dict[str, int]:
@@ -108,4 +137,5 @@ def apply(caller: Caller, values: tuple[Any, ...], out: Any) -> Any:
             raise OperatorError(
                 f"{declaration.name} needs torch tensors only where it records gradients, got {got}"
             )
-    return _function().apply(caller, values, *values[: caller.count])
+    made = _function().apply(caller, values, *values[: caller.count])
+    return caller.result_type(*made) if isinstance(made, tuple) else made

@@ -13,6 +13,7 @@ from ..dsl import forms
 from ..dsl.expr import Axis, Expr, Read, Stage
 from ..dsl.graph import Graph, reads
 from ..dsl.walk import walk
+from ..dsl.weighted import WeightedSum
 from .group import Group, contraction, innermost, is_map, reads_at
 from .windows import windows
 
@@ -34,6 +35,8 @@ def _kind(stage: Stage) -> str:
         return "columns" if columns and not set(node.over) & innermost(node.body) else "rows"
     if isinstance(node, (forms.SoftmaxSum, forms.LogSumExp)):
         return "softmax_sum"
+    if isinstance(node, WeightedSum):
+        return "weighted_sum"
     return "map" if is_map(stage) else type(node).__name__.lower()
 
 
@@ -102,6 +105,38 @@ def _under_score(graph: Graph, stage: Stage) -> bool:
     )
 
 
+def _under_weight(graph: Graph, stage: Stage) -> bool:
+    """A sum that only the weights of weighted sums read, element for element: never stored."""
+    readers = graph.consumers(stage)
+    if not isinstance(stage.expr, forms.Reduce) or stage in graph.outputs or not readers:
+        return False
+    return all(
+        isinstance(r.expr, WeightedSum)
+        and stage in reads(r.expr.weight)
+        and reads_at(r.expr.weight, stage, stage.axes)
+        and stage not in reads(r.expr.value)
+        and (r.expr.where is None or stage not in reads(r.expr.where))
+        for r in readers
+    )
+
+
+def _joins_weighted(graph: Graph, cluster: _Cluster, stage: Stage) -> bool:
+    """Another sum with weights over the same axes, or the pointwise stage after one of them."""
+    sums = [s for s in cluster.stages if isinstance(s.expr, WeightedSum)]
+    node = stage.expr
+    if isinstance(node, WeightedSum):
+        assert isinstance(sums[0].expr, WeightedSum)
+        return set(node.weight_axes()) == set(sums[0].expr.weight_axes())
+    return is_map(stage) and any(
+        [t for t in reads(node) if t in cluster.stages] == [head]
+        and set(stage.axes) == set(head.axes)
+        and reads_at(node, head, head.axes)
+        and head not in graph.outputs
+        and len(graph.consumers(head)) == 1
+        for head in sums
+    )
+
+
 def _joins_scan(cluster: _Cluster, stage: Stage) -> bool:
     """The emitted and the final result of one recurrence."""
     head = cluster.stages[0].expr
@@ -134,6 +169,8 @@ def _joins(graph: Graph, cluster: _Cluster, stage: Stage, kind: str) -> bool:
         return _joins_rows(cluster, stage, kind)
     if cluster.kind in ("contraction", "softmax_sum"):
         return _joins_epilogue(graph, cluster, stage, kind)
+    if cluster.kind == "weighted_sum":
+        return _joins_weighted(graph, cluster, stage)
     if cluster.kind == "scan":
         return _joins_scan(cluster, stage)
     return cluster.kind == "topk" and _joins_top_k(cluster, stage)
@@ -150,7 +187,7 @@ def partition(graph: Graph) -> tuple[Group, ...]:
     clusters: list[_Cluster] = []
     waiting: list[Stage] = []
     for stage in graph.stages:
-        if _under_score(graph, stage):
+        if _under_score(graph, stage) or _under_weight(graph, stage):
             waiting.append(stage)
             continue
         kind = _kind(stage)
@@ -163,9 +200,10 @@ def partition(graph: Graph) -> tuple[Group, ...]:
         if home is None:
             home = _Cluster(kind, stage.axes if kind == "rows" else ())
             clusters.append(home)
-            home.stages += [s for s in waiting if s in reads(stage.expr)]
         elif _promotes(home, stage, kind):
             home.kind, home.rows = "rows", stage.axes
+        read = reads(stage.expr)
+        home.stages[:0] = [s for s in waiting if s in read and s not in home.stages]
         home.stages.append(stage)
     return tuple(_group(graph, c) for c in clusters)
 

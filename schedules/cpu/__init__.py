@@ -19,9 +19,10 @@ def rules() -> tuple[Rule, ...]:
     from .tap_sums import TapSums
     from .taps import TapFolds
     from .top_k import TopK
+    from .weighted_sum import WeightedSums
     from .windows import WindowSums
 
     return (
         SoftmaxSumRows(), TapSums(), WindowSums(), Contraction(), TapFolds(), SeparableFolds(),
-        Rows(), Columns(), Pointwise(), Scan(), TopK(), ScatterAdd(), Fallback(),
+        Rows(), Columns(), Pointwise(), Scan(), TopK(), ScatterAdd(), WeightedSums(), Fallback(),
     )  # fmt: skip

@@ -16,8 +16,9 @@ def rules() -> tuple[Rule, ...]:
     from .scatter_add import ScatterAdd
     from .softmax_sum import SoftmaxSum
     from .top_k import TopK
+    from .weighted_sum import WeightedSums
 
     return (
         SoftmaxSum(), Contraction(), Pointwise(), Columns(), Rows(), Scan(), TopK(), ScatterAdd(),
-        Fallback(),
+        WeightedSums(), Fallback(),
     )  # fmt: skip

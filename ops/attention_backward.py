@@ -1,0 +1,217 @@
+"""Gradients of attention, from its result and log-sum-exp: probabilities are computed anew.
+
+With s the scores and p = exp(s − lse): dvⱼ = Σᵢ p · doᵢ, dp = doᵢ · vⱼ, ds = p · (dp − δᵢ) with
+δᵢ = doᵢ · oᵢ − dlseᵢ, and a soft cap's slope on the way to q·k. No [Q, K] matrix is in memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..dsl import (
+    In,
+    Option,
+    Out,
+    Param,
+    abs,
+    axes,
+    axis,
+    bool_,
+    dim,
+    exp,
+    f16,
+    f32,
+    finite,
+    maximum,
+    op,
+    require,
+    sum,
+    tanh,
+    tensor,
+    weighted_sum,
+)
+from ..dsl.dtypes import bf16
+from ..dsl.errors import AttentionError
+
+ALIGNMENTS = ("top_left", "bottom_right")
+SCORES = ("B", "Hq", "Q", "K")
+EXAMPLE = {"B": 1, "Hq": 8, "Hkv": 2, "Q": 64, "K": 96, "D": 64, "Dv": 64, "scale": 0.125}
+_ROWS = ("B", "Hq", "Q")
+
+
+def grouped() -> Any:
+    """Query heads a key head; they must come out even."""
+    heads, shared = dim("Hq"), dim("Hkv")
+    divides = (shared > 0) & (heads % shared == 0) if shared is not heads else True
+    require(divides, "Hq divisible by Hkv", Hq=heads, Hkv=shared)
+    return heads // shared
+
+
+def capped_by(softcap: Any) -> None:
+    require(finite(softcap) & (softcap > 0), "softcap finite and > 0", softcap=softcap)
+
+
+def kept(mask: Any, causal: str, b: Any, h: Any, i: Any, j: Any) -> Any:
+    """Whether key j counts for row i; None where all do."""
+    keep = None if mask is None else mask[b, h, i, j]
+    if causal != "none":
+        seen = j <= (i if causal == "top_left" else i + (dim("K") - dim("Q")))
+        keep = seen if keep is None else seen & keep
+    return keep
+
+
+@dataclass(frozen=True)
+class _Given:
+    """What both backwards are given."""
+
+    query: Any
+    key: Any
+    value: Any
+    grad: Any
+    lse: Any
+    mask: Any
+    scale: Any
+    softcap: Any | None
+    causal: str
+
+    def delta(self, y: Any, grad_lse: Any) -> Any:
+        """The part of ds that a row shares, a tensor [B, Hq, Q]."""
+        b, h, i, e = axes("B", "Hq", "Q", "Dv")
+        shared = sum(self.grad[b, h, i, e] * y[b, h, i, e], over=e)
+        return tensor("delta", (b, h, i), shared if grad_lse is None else
+                      shared - grad_lse[b, h, i])  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Point:
+    """A query, a key and their weights; `ds` is the gradient of a score, `dot` that of query · key."""
+
+    query: Any
+    key: Any
+    grad: Any
+    depth: Any
+    p: Any
+    ds: Any
+    dot: Any
+    keep: Any
+
+
+def _point(given: _Given, delta: Any, bias: Any, at: tuple[Any, ...]) -> _Point:
+    """At (batch, query head, key head, query, key); `bias` is the element to add, or None.
+
+    A row that kept nothing has lse −inf and no weights.
+    """
+    require(finite(given.scale), "scale finite", scale=given.scale)
+    b, h, shared, i, j = at
+    d, e = axes("D", "Dv")
+    query, key = f32(given.query[b, h, i, d]), f32(given.key[b, shared, j, d])
+    grad, value = f32(given.grad[b, h, i, e]), f32(given.value[b, shared, j, e])
+    score, slope = given.scale * sum(query * key, over=d), given.scale
+    if given.softcap is not None:
+        capped_by(given.softcap)
+        bent = score / given.softcap
+        far = exp(-2 * abs(bent))  # 1 − tanh² without a difference of near numbers
+        score, slope = given.softcap * tanh(bent), given.scale * 4 * far / ((1 + far) * (1 + far))
+    if bias is not None:
+        score = score + bias
+    lse = given.lse[b, h, i]
+    p = exp(score - lse)
+    ds = p * (sum(grad * value, over=e) - delta[b, h, i])
+    alive, keep = lse != float("-inf"), kept(given.mask, given.causal, b, h, i, j)
+    keep = alive if keep is None else keep & alive
+    return _Point(query, key, grad, d, p, ds, ds * slope, keep)
+
+
+@op(
+    out=(
+        Out("B", "Hq", "Q", "D", name="dquery"),
+        Out("B", "Hkv", "K", "D", name="dkey"),
+        Out("B", "Hkv", "K", "Dv", name="dvalue"),
+    ),
+    static=("D", "Dv"),
+    example=EXAMPLE,
+    error=AttentionError,
+    name="attention_backward",
+)
+def attention_backward_op(
+    grad: Any = In("B", "Hq", "Q", "Dv"),
+    query: Any = In("B", "Hq", "Q", "D"),
+    key: Any = In("B", "Hkv", "K", "D"),
+    value: Any = In("B", "Hkv", "K", "Dv"),
+    y: Any = In("B", "Hq", "Q", "Dv"),
+    lse: Any = In(*_ROWS, dtype=f32),
+    mask: Any = In(*SCORES, dtype=bool_, optional=True, broadcast=True),
+    attn_bias: Any = In(*SCORES, dtype=(f32, f16, bf16), optional=True, broadcast=True),
+    grad_lse: Any = In(*_ROWS, dtype=f32, optional=True),
+    *,
+    scale: Any = Param(),
+    softcap: Any = Param(0.0),
+    causal: Any = Option("none", ("none", *ALIGNMENTS)),
+    capped: Any = Option(False, (False, True)),
+) -> Any:
+    """(dquery, dkey, dvalue) of `attention` from its result y and log-sum-exp.
+
+    grad, y [B, Hq, Q, Dv], query [B, Hq, Q, D], key [B, Hkv, K, D], value [B, Hkv, K, Dv] f32, f16
+    or bf16, all the same; lse and grad_lse [B, Hq, Q] f32 → as query, key and value. Raises
+    AttentionError.
+    """
+    group = grouped()
+    given = _Given(query, key, value, grad, lse, mask, scale, softcap if capped else None, causal)
+    delta = given.delta(y, grad_lse)
+    b, h, n, i, j = axes("B", "Hq", "Hkv", "Q", "K")
+    g = axis("G", group)
+    head = n * group + g
+    bias = None if attn_bias is None else attn_bias[b, head, i, j]
+    point = _point(given, delta, bias, (b, head, n, i, j))
+    rows = weighted_sum(point.dot, point.key, over=j, where=point.keep)
+    by_group = tensor("by_group", (b, n, g, i, point.depth), rows)
+    dkey = weighted_sum(point.dot, point.query, over=(g, i), where=point.keep)
+    dvalue = weighted_sum(point.p, point.grad, over=(g, i), where=point.keep)
+    return by_group[b, h // group, h % group, i, point.depth], dkey, dvalue
+
+
+@op(
+    out=Out("Bb", "Hb", "Qb", "Kb", dtype=f32, name="dattn_bias"),
+    static=("D", "Dv"),
+    example=EXAMPLE | dict.fromkeys(("Bb", "Hb", "Qb", "Kb"), 1),
+    error=AttentionError,
+)
+def attention_bias_backward(
+    grad: Any = In("B", "Hq", "Q", "Dv"),
+    query: Any = In("B", "Hq", "Q", "D"),
+    key: Any = In("B", "Hkv", "K", "D"),
+    value: Any = In("B", "Hkv", "K", "Dv"),
+    y: Any = In("B", "Hq", "Q", "Dv"),
+    lse: Any = In(*_ROWS, dtype=f32),
+    attn_bias: Any = In("Bb", "Hb", "Qb", "Kb", dtype=(f32, f16, bf16)),
+    mask: Any = In(*SCORES, dtype=bool_, optional=True, broadcast=True),
+    grad_lse: Any = In(*_ROWS, dtype=f32, optional=True),
+    *,
+    scale: Any = Param(),
+    softcap: Any = Param(0.0),
+    causal: Any = Option("none", ("none", *ALIGNMENTS)),
+    capped: Any = Option(False, (False, True)),
+) -> Any:
+    """The gradient of attention's bias, in the shape that the bias has before it is broadcast.
+
+    attn_bias [Bb, Hb, Qb, Kb] f32, f16 or bf16, each dim 1 or that of the scores; the others as in
+    `attention_backward` → [Bb, Hb, Qb, Kb] f32. Raises AttentionError.
+    """
+    group = grouped()
+    given = _Given(query, key, value, grad, lse, mask, scale, softcap if capped else None, causal)
+    delta = given.delta(y, grad_lse)
+    own = axes("Bb", "Hb", "Qb", "Kb")
+    places, over, reads = [], [], []
+    for mine, theirs in zip(own, SCORES, strict=True):
+        whole, size = dim(theirs), mine.extent
+        fits = (size == 1) | (size == whole)
+        require(fits, f"{mine.name} of 1 or {theirs}", **{mine.name: size, theirs: whole})
+        # One of the two runs over the scores' dim, the other has a single value.
+        turn = axis(f"{theirs}_sum", whole // maximum(size, 1))
+        places.append(mine + turn * size)
+        over.append(turn)
+        reads.append(mine)
+    b, h, i, j = places
+    point = _point(given, delta, attn_bias[tuple(reads)], (b, h, h // group, i, j))
+    return weighted_sum(point.ds, 1.0, over=tuple(over), where=point.keep)

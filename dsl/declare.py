@@ -23,13 +23,15 @@ from .walk import free_axes
 class In:
     """A tensor argument: its dims by name (`"*rows"` is any number of leading dims).
 
-    `dtype` None means the operator's own float type; a tuple lists what is accepted.
+    `dtype` None means the operator's own float type; a tuple lists what is accepted. `below` names
+    the dim whose indices an integer input holds, where the caller has made sure of that.
     """
 
     dims: tuple[str, ...]
     dtype: DType | tuple[DType, ...] | None
     optional: bool
     broadcast: bool
+    below: str | None
 
     def __init__(
         self,
@@ -37,11 +39,13 @@ class In:
         dtype: DType | tuple[DType, ...] | None = None,
         optional: bool = False,
         broadcast: bool = False,
+        below: str | None = None,
     ) -> None:
         object.__setattr__(self, "dims", dims)
         object.__setattr__(self, "dtype", dtype)
         object.__setattr__(self, "optional", optional)
         object.__setattr__(self, "broadcast", broadcast)
+        object.__setattr__(self, "below", below)
 
     def accepts(self, own: tuple[DType, ...]) -> tuple[DType, ...]:
         """The dtypes allowed here, where the operator's own float type is one of `own`."""

@@ -66,6 +66,10 @@ class AttentionError(RudnnError):
     """Bad arguments to `rudnn.attention`, or a strategy the device cannot run."""
 
 
+class PagedAttentionError(RudnnError):
+    """Bad arguments to `rudnn.paged_attention`, or a plan that does not go with them."""
+
+
 class ConvError(RudnnError):
     """Bad arguments to `rudnn.convolution`, or a strategy the device cannot run."""
 

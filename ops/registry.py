@@ -25,6 +25,7 @@ GROUP = "rudnn.ops"
 FAMILIES = (
     "normalization", "linear", "pointwise", "embedding", "attention", "attention_backward", "recurrence", "selection",
     "segments", "pooling", "pooling_adaptive", "interpolation", "grid_sampling", "convolution",
+    "paged_attention",
 )  # fmt: skip
 
 

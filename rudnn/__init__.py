@@ -27,7 +27,7 @@ __version__ = "0.1.0"
 
 _FAMILIES = (
     "attention", "convolution", "dsl", "errors", "grid_sampling", "interpolation", "nn",
-    "normalization", "pooling",
+    "normalization", "paged_attention", "pooling",
 )  # fmt: skip
 
 __all__ = [

@@ -18,6 +18,7 @@ from .dsl.errors import (
     NormalizationError,
     OperatorError,
     OutOfMemoryError,
+    PagedAttentionError,
     PoolingError,
     RudnnError,
     ServiceError,
@@ -29,6 +30,6 @@ __all__ = [
     "AttentionError", "CompileError", "ConvError", "DeclarationError", "DeviceError",
     "DeviceLostError", "DeviceTimeoutError", "GridSamplingError", "InterpolationError",
     "LaunchError", "LoadError", "NNError", "NormalizationError", "OperatorError",
-    "OutOfMemoryError", "PoolingError", "RudnnError", "ServiceError", "TargetError",
-    "WorkspaceError",
+    "OutOfMemoryError", "PagedAttentionError", "PoolingError", "RudnnError", "ServiceError",
+    "TargetError", "WorkspaceError",
 ]  # fmt: skip

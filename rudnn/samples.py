@@ -246,7 +246,8 @@ def values(
     and inputs that broadcast are given smaller.
     """
     names = {identifier(n): s for n, s in bound.sizes.items()}
-    below = {t.name: int(evaluate(size, names)) for t, size in bound.graph.index_checks}
+    below = {n: int(case.dims[d.below]) for n, d in declaration.inputs.items() if d.below}
+    below |= {t.name: int(evaluate(size, names)) for t, size in bound.graph.index_checks}
     for name, limit in below.items():
         if not limit and 0 not in shape_of(declaration.inputs[name], case.dims):
             raise declaration.error(f"{declaration.name} has no valid {name} at these sizes")

@@ -53,7 +53,7 @@ class Kind(Protocol):
         """A view of the broadcast shape; strides of what was repeated are 0."""
 
     def assign(self, target: Any, source: Any) -> None:
-        """Copy elements."""
+        """Copy elements, of a like array or of a NumPy one."""
 
     def writeable(self, x: Any) -> bool:
         """Whether results may be stored in `x`."""
@@ -220,7 +220,9 @@ class TorchKind:
         return x.expand(shape)
 
     def assign(self, target: Any, source: Any) -> None:
-        target.copy_(source)
+        import torch
+
+        target.copy_(torch.from_numpy(source) if isinstance(source, np.ndarray) else source)
 
     def writeable(self, x: Any) -> bool:
         return not x.requires_grad

@@ -149,6 +149,11 @@ class _Memory:
         self.__array_interface__, self.owner = interface, owner
 
 
+def owns_memory(base: Any) -> bool:
+    """Whether the `base` of an array is memory that was made for it, not someone else's."""
+    return isinstance(base, _Memory) and base.owner is not None
+
+
 def view(
     address: int, shape: tuple[int, ...], strides: tuple[int, ...] | None, dtype: DType,
     owner: Any = None,

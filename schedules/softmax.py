@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..dsl import forms
-from ..dsl.expr import Axis, Binary, Expr, Read, Stage
+from ..dsl.expr import Axis, Binary, Expr, Stage
 from ..dsl.graph import reads
-from ..dsl.walk import free_axes, walk
+from ..dsl.walk import free_axes
 from .group import Group, contraction, is_map
 from .rule import Rejection, check, first_rejection
 
@@ -109,13 +109,21 @@ def _product(stage: Stage, key: Axis) -> Product | None:
 def key_bounds(found: Roles) -> list[Expr]:
     """Exclusive bounds of the keys that count for a row: they never fall as the row grows.
 
-    Those of a tile's last row are bounds for the tile.
+    Those of a tile's last row are bounds for the tile. They may read tensors at batch axes.
     """
+    return _bounds(found, found.key, found.row)
+
+
+def row_bounds(found: Roles) -> list[Expr]:
+    """Exclusive bounds of the rows that any key counts for: functions of the batch axes."""
+    return _bounds(found, found.row, None)
+
+
+def _bounds(found: Roles, axis: Axis, row: Axis | None) -> list[Expr]:
     if found.node.where is None:
         return []
     batch = set(found.batch)
-    bounds = (_upper_bound(part, found.key, found.row, batch) for part in
-              _conjuncts(found.node.where))  # fmt: skip
+    bounds = (_upper_bound(part, axis, row, batch) for part in _conjuncts(found.node.where))
     return [b for b in bounds if b is not None]
 
 
@@ -125,19 +133,20 @@ def _conjuncts(node: Expr) -> list[Expr]:
     return [node]
 
 
-def _upper_bound(node: Expr, key: Axis, row: Axis, batch: set[Axis]) -> Expr | None:
-    """An exclusive bound of `key` from `key ≤ f` or `key < f`, f = row plus what rows share."""
-    if not isinstance(node, Binary) or node.op not in ("le", "lt") or node.a is not key:
+def _upper_bound(node: Expr, axis: Axis, row: Axis | None, batch: set[Axis]) -> Expr | None:
+    """An exclusive bound f of `axis` from axis ≤ f or axis < f, f = row plus what rows share."""
+    if not isinstance(node, Binary) or node.op not in ("le", "lt") or node.a is not axis:
         return None
-    if any(isinstance(n, Read) for n in walk(node.b)) or not _steps_with(node.b, row, batch):
+    if not _steps_with(node.b, row, batch):
         return None
     return node.b + 1 if node.op == "le" else node.b
 
 
-def _steps_with(node: Expr, row: Axis, batch: set[Axis]) -> bool:
+def _steps_with(node: Expr, row: Axis | None, batch: set[Axis]) -> bool:
     """Whether `node` never falls as the row grows."""
-    if node is row or row not in free_axes(node):
-        return all(a is row or a in batch for a in free_axes(node))
+    axes = set(free_axes(node))
+    if node is row or row is None or row not in axes:
+        return all(a is row or a in batch for a in axes)
     if isinstance(node, Binary) and node.op == "add":
         return _steps_with(node.a, row, batch) and _steps_with(node.b, row, batch)
     if isinstance(node, Binary) and node.op == "sub":

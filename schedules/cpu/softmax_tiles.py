@@ -23,7 +23,7 @@ from typing import Any
 from ...dsl.expr import Axis, Stage
 from ...dsl.forms import LogSumExp
 from ..group import is_map
-from ..softmax import key_bounds, split
+from ..softmax import key_bounds, row_bounds, split
 from .softmax_block import Block
 from .tiling import ceil_div, index, real
 
@@ -57,8 +57,16 @@ class Tiles(Block):
             env[axis] = nest.bind(axis.name.replace(".", "_"), tirx.truncmod(rest, extent))
             rest = nest.bind("rest", tirx.truncdiv(rest, extent))
         left = self.nest.size(self.roles.row.extent) - self.first
-        self.count = nest.bind("rows", _least(left, index(self.rows)))
+        self.stored = nest.bind("rows_stored", _least(left, index(self.rows)))
+        self.count = nest.bind("rows", self._rows_kept(env))
         return env
+
+    def _rows_kept(self, env: dict[Axis, Any]) -> Any:
+        """Rows of the tile up to the last that the mask lets see any key."""
+        count = self.stored
+        for bound in row_bounds(self.roles):
+            count = _least(count, _most(self.nest.value(bound, env) - self.first, index(0)))
+        return count
 
     def _task(self) -> None:
         nest = self.nest
@@ -66,10 +74,10 @@ class Tiles(Block):
         self.allocate()
         for (row, _, depth), buffer in zip(self.factors, self.queries, strict=True):
             self.load_queries(row, depth, buffer)
-        with self.vectors() as first:
+        with nest.loop("vector", index(self.config.vectors)) as v:
             for buffer, start in ((self.top, float("-inf")), (self.total, 0.0)):
                 with nest.vector(self.lanes) as lane:
-                    nest.put(buffer, [first + lane], real(start))
+                    nest.put(buffer, [v * index(self.lanes) + lane], real(start))
         with nest.loop("row", index(self.rows)) as r:
             nest.strip(
                 self.padded,
@@ -88,12 +96,14 @@ class Tiles(Block):
 
     def _last_key(self) -> Any:
         """Keys a tile has to look at: all, or up to the last its mask's comparison lets through."""
+        from tvm import tirx
+
         keys = self.nest.size(self.roles.key.extent)
         last = self.first + self.count - index(1)
         for bound in key_bounds(self.roles):
             limit = self.nest.value(bound, self.env | {self.roles.row: last})
             keys = _least(keys, _most(limit, index(0)))
-        return keys
+        return tirx.Select(self.count > index(0), keys, index(0))
 
     def _finish(self) -> None:
         """Divide, apply what follows, store."""
@@ -101,7 +111,7 @@ class Tiles(Block):
 
         nest, roles = self.nest, self.roles
         _, heads, _ = split(self.group)
-        with nest.loop("row", self.count) as r:
+        with nest.loop("row", self.stored) as r:
             total = nest.bind("row_total", self.total[r])
             empty = total == real(0.0)
             scale = nest.bind("row_scale", tirx.Select(empty, real(0.0), real(1.0) / total))

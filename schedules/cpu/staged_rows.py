@@ -102,10 +102,13 @@ class StagedRows:
             nest.run(rest, self.lanes,
                      lambda at, b=base, p=past: self._put(b + p + at, self.fill))  # fmt: skip
         if slope == 1:
-            (low, past), = bounds
+            ((low, past),) = bounds
             count = nest.opaque("count", past - low)
-            nest.run(count, self.lanes,
-                     lambda at: self._put(start + low + at, self._read(places, low + at, 0)))
+            nest.run(
+                count,
+                self.lanes,
+                lambda at: self._put(start + low + at, self._read(places, low + at, 0)),
+            )
             return
         self._split(places, start, bounds)
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from ...dsl import forms
 from ...dsl.dtypes import bool_
-from ...dsl.expr import Axis, Expr, Form, Read, Stage
+from ...dsl.expr import Axis, Form, Read, Stage
 from ...dsl.graph import reads
 from ...dsl.walk import free_axes, walk
 from ..affine import Line, line, period

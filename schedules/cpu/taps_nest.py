@@ -171,4 +171,3 @@ def _held(dtype: DType) -> str:
 
 def _is_flag(node: Expr) -> bool:
     return isinstance(node, Cast) and node.a.dtype == bool_
-

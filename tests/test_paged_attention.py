@@ -1,0 +1,479 @@
+"""Paged attention and MLA: against dense attention, plans, splits, append, errors."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from spirv_kernels import needs_vulkan
+
+import rudnn
+from rudnn.errors import DeviceError, PagedAttentionError, RudnnError, WorkspaceError
+from rudnn.paged_attention import DevicePlan, HostPlan, SplitWorkspace
+from rudnn.runtime.device import host as host_device
+
+Array = Any
+PAGE, HEADS, KV_HEADS, DEPTH, WIDTH = 16, 6, 2, 24, 20
+TOLERANCE = {"float32": 1e-6, "float16": 2e-3, "bfloat16": 1.6e-2}
+
+
+@pytest.fixture(autouse=True)
+def poisoned() -> Iterator[None]:
+    host_device().driver.poison(True)
+    yield
+    host_device().driver.poison(False)
+
+
+class Schedule:
+    """Lengths, tables over shuffled pages, and the queries; caches with NaN where none reaches."""
+
+    def __init__(
+        self, lengths: Sequence[int], queries: Sequence[tuple[int, int]], page: int = PAGE,
+        spare: int = 3, seed: int = 0,
+    ) -> None:  # fmt: skip
+        self.random = np.random.default_rng(seed)
+        self.page, self.lengths = page, list(lengths)
+        needed = [-(-n // page) for n in lengths]
+        self.pages = sum(needed) + spare
+        order = list(self.random.permutation(self.pages))
+        self.tables = [[int(order.pop()) for _ in range(n)] for n in needed]
+        self.ids, self.positions = (list(x) for x in zip(*queries, strict=True))
+
+    def share_prefix(self, a: int, b: int, pages: int) -> None:
+        self.tables[b][:pages] = self.tables[a][:pages]
+
+    def host(self) -> HostPlan:
+        return HostPlan(self.page, self.pages, self.tables, self.lengths, self.ids, self.positions)
+
+    def cache(self, heads: int, depth: int, dtype: Any = np.float32) -> Array:
+        made = np.full((self.pages, self.page, heads, depth), np.nan, dtype)
+        for table, length in zip(self.tables, self.lengths, strict=True):
+            for j in range(length):
+                made[table[j // self.page], j % self.page] = self.unit(heads, depth)
+        return made
+
+    def unit(self, *shape: int) -> Array:
+        """Values of unit scale."""
+        return self.random.uniform(-1, 1, shape)
+
+    def history(self, cache: Array, sequence: int) -> Array:
+        """[length, heads, depth] of a sequence, in order."""
+        flat = [cache[self.tables[sequence][j // self.page], j % self.page]
+                for j in range(self.lengths[sequence])]  # fmt: skip
+        return np.array(flat, cache.dtype).reshape(len(flat), *cache.shape[2:])
+
+
+def dense(
+    s: Schedule, q: Array, k: Array, v: Array, scale: float, causal: bool,
+) -> Array:  # fmt: skip
+    """Each query on its own, by float64 NumPy."""
+    out = np.zeros((*q.shape[:2], v.shape[3]))
+    for i, (sequence, position) in enumerate(zip(s.ids, s.positions, strict=True)):
+        keys, values = s.history(k, sequence), s.history(v, sequence)
+        if causal:
+            keys, values = keys[: position + 1], values[: position + 1]
+        group = q.shape[1] // k.shape[2]
+        for h in range(q.shape[1] if len(keys) else 0):
+            score = scale * (keys[:, h // group].astype(np.float64) @ q[i, h].astype(np.float64))
+            weight = np.exp(score - score.max())
+            out[i, h] = weight @ values[:, h // group].astype(np.float64) / weight.sum()
+    return out
+
+
+MIXED = (
+    [0, 1, PAGE - 1, PAGE, PAGE + 1, 70, 0, 300],
+    [(7, 299), (0, 0), (1, 0), (2, PAGE - 2), (3, PAGE - 1), (4, PAGE),
+     *((5, p) for p in range(20, 70)), (7, 8), (6, 0), (7, 150)],
+)  # fmt: skip
+DECODE = ([40, 1, 257, 16, 0, 100], [(0, 39), (2, 256), (1, 0), (3, 15), (4, 0), (5, 99)])
+
+
+def given(s: Schedule, dtype: Any = np.float32) -> tuple[Array, Array, Array]:
+    q = s.unit(len(s.ids), HEADS, DEPTH).astype(dtype)
+    return q, s.cache(KV_HEADS, DEPTH, dtype), s.cache(KV_HEADS, WIDTH, dtype)
+
+
+def close(got: Array, want: Array, dtype: str = "float32") -> None:
+    assert got.shape == want.shape and got.dtype.name == dtype
+    np.testing.assert_allclose(got.astype(np.float64), want, rtol=0, atol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("schedule", [MIXED, DECODE], ids=["mixed", "decode"])
+def test_pages_hold_what_dense_attention_sees(schedule: Any, causal: bool, dtype: Any) -> None:
+    s = Schedule(*schedule)
+    q, k, v = given(s, dtype)
+    plan = DevicePlan.upload(s.host(), like=q)
+    for _ in range(2):
+        got = plan.attention(q, k, v, 0.2, causal)
+        close(got, dense(s, q, k, v, 0.2, causal), np.dtype(dtype).name)
+    out = np.full_like(got, np.nan)
+    assert plan.attention(q, k, v, 0.2, causal, out=out) is out
+    assert out.tobytes() == got.tobytes()
+
+
+def test_one_sequence_is_rudnns_own_dense_attention() -> None:
+    s = Schedule([90], [(0, p) for p in range(90)])
+    q, k, v = given(s)
+    got = DevicePlan.upload(s.host(), q).attention(q, k, v, 0.3, True)
+    keys, values = (s.history(c, 0).transpose(1, 0, 2)[None] for c in (k, v))
+    options = rudnn.attention.AttentionOptions(scale=0.3, is_causal=True)
+    want = rudnn.attention.attention(q.transpose(1, 0, 2)[None], keys, values, options=options)
+    np.testing.assert_allclose(got, want[0].transpose(1, 0, 2), rtol=0, atol=1e-6)
+
+
+def test_shared_pages() -> None:
+    s = Schedule([70, 90], [(0, 69), (1, 89), (1, 3)])
+    s.share_prefix(0, 1, 4)
+    q, k, v = given(s)
+    got = DevicePlan.upload(s.host(), q).attention(q, k, v, 0.2, True)
+    close(got, dense(s, q, k, v, 0.2, True))
+
+
+def test_the_order_of_pages_does_not_change_a_bit() -> None:
+    results = []
+    for seed in (1, 2):
+        s = Schedule(*MIXED, seed=seed)
+        s.random = np.random.default_rng(7)
+        results.append(DevicePlan.upload(s.host(), np.zeros(1, np.float32)).attention(
+            *given(s), 0.2, True))  # fmt: skip
+    assert results[0].tobytes() == results[1].tobytes()
+
+
+def mla_dense(s: Schedule, arrays: tuple[Array, ...], scale: float, causal: bool) -> Array:
+    q, qp, latent, kp = arrays
+    joined = [np.concatenate(pair, -1) for pair in ((q, qp), (latent, kp))]
+    return dense(s, joined[0], joined[1], latent, scale, causal)
+
+
+def given_mla(s: Schedule, heads: int = 5, dtype: Any = np.float32) -> tuple[Array, ...]:
+    q, qp = (s.unit(len(s.ids), heads, n).astype(dtype) for n in (40, 8))
+    return q, qp, s.cache(1, 40, dtype), s.cache(1, 8, dtype)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+def test_mla(dtype: Any) -> None:
+    for heads, causal, schedule in ((5, False, MIXED), (5, True, DECODE), (70, True, DECODE)):
+        s = Schedule(*schedule)
+        arrays = given_mla(s, heads, dtype)
+        plan = DevicePlan.upload(s.host(), arrays[0])
+        got = plan.mla(*arrays, 0.15, causal)
+        close(got, mla_dense(s, arrays, 0.15, causal), np.dtype(dtype).name)
+
+
+@pytest.mark.parametrize("schedule", [MIXED, DECODE], ids=["mixed", "decode"])
+def test_splits_agree_with_none_and_are_repeatable(schedule: Any) -> None:
+    s = Schedule(*schedule)
+    q, k, v = given(s)
+    arrays = given_mla(s)
+    plan = DevicePlan.upload(s.host(), q)
+    whole, whole_mla = plan.attention(q, k, v, 0.2, True), plan.mla(*arrays, 0.15, True)
+    for splits in range(2, 33, 5):
+        space = SplitWorkspace(q, len(q), HEADS, WIDTH, splits)
+        assert space.bytes() == 4 * len(q) * HEADS * splits * (WIDTH + 1)
+        got = plan.attention_with_workspace(q, k, v, 0.2, True, space)
+        close(got, whole.astype(np.float64))
+        again = plan.attention_with_workspace(q, k, v, 0.2, True, space)
+        assert got.tobytes() == again.tobytes()
+        space = SplitWorkspace(q, len(q), 5, 40, splits)
+        got = plan.mla_with_workspace(*arrays, 0.15, True, space)
+        close(got, whole_mla.astype(np.float64))
+
+
+def test_few_queries_with_long_histories_are_split_by_default() -> None:
+    s = Schedule([3000], [(0, 2999)])
+    q, k, v = given(s)
+    plan = DevicePlan.upload(s.host(), q)
+    assert 2 <= plan.splits(KV_HEADS, HEADS // KV_HEADS) <= 32
+    close(plan.attention(q, k, v, 0.2, True), dense(s, q, k, v, 0.2, True))
+    short = Schedule(*MIXED)
+    assert DevicePlan.upload(short.host(), q).splits(KV_HEADS, 3) == 1
+
+
+def test_no_queries_no_sequences_no_pages() -> None:
+    q = np.zeros((0, HEADS, DEPTH), np.float32)
+    none = np.zeros((0, 3), int)
+    for pages, tables, lengths in ((5, [[1]], [3]), (0, [], []), (0, none, [])):
+        k, v = (np.zeros((pages, 4, KV_HEADS, n), np.float32) for n in (DEPTH, WIDTH))
+        plan = DevicePlan.upload(HostPlan(4, pages, tables, lengths, [], []), like=q)
+        assert plan.attention(q, k, v, 1.0, True).shape == (0, HEADS, WIDTH)
+        new = np.zeros((0, KV_HEADS, WIDTH), np.float32)
+        assert plan.append(q[:, :KV_HEADS], new, k, v)[0] is k
+    q, cache = np.ones((1, 2, 8), np.float32), np.zeros((0, 4, 1, 8), np.float32)
+    plan = DevicePlan.upload(HostPlan(4, 0, [[]], [0], [0], [0]), q)
+    assert not plan.attention(q, cache, cache, 1.0, False).any()
+
+
+def test_offsets_past_32_bits() -> None:
+    pages, page, depth = 4097, 512, 1024  # pages · page · depth > 2³¹
+    k = np.zeros((pages, page, 1, depth), np.float16)  # untouched memory is not there
+    v = np.zeros((pages, page, 1, 1), np.float16)
+    random = np.random.default_rng(0)
+    s = Schedule([2], [(0, 1)], page)
+    s.pages, s.tables = pages, [[pages - 1]]
+    k[-1, :2], v[-1, :2] = random.uniform(-1, 1, (2, 1, depth)), random.uniform(-1, 1, (2, 1, 1))
+    q = random.uniform(-1, 1, (1, 1, depth)).astype(np.float16)
+    got = DevicePlan.upload(s.host(), q).attention(q, k, v, 0.1, True)
+    close(got, dense(s, q, k, v, 0.1, True), "float16")
+
+
+def test_torch_tensors_give_torch_tensors() -> None:
+    import torch
+
+    s = Schedule(*MIXED)
+    q, k, v = given(s)
+    tensors = [torch.from_numpy(a) for a in (q, k, v)]
+    plan = DevicePlan.upload(s.host(), like=tensors[0])
+    got = plan.attention(*tensors, 0.2, True)
+    assert isinstance(got, torch.Tensor)
+    close(got.numpy(), dense(s, q, k, v, 0.2, True))
+    space = SplitWorkspace(tensors[0], len(q), HEADS, WIDTH, 3)
+    split = plan.attention_with_workspace(*tensors, 0.2, True, space)
+    assert isinstance(split, torch.Tensor)
+    close(split.numpy(), dense(s, q, k, v, 0.2, True))
+
+
+# --- plans ---
+
+
+def test_a_plan_keeps_nothing_of_the_caller() -> None:
+    s = Schedule(*DECODE)
+    lengths = np.array(s.lengths)
+    plan_host = HostPlan(s.page, s.pages, s.tables, lengths, s.ids, s.positions)
+    lengths[:] = -5
+    s.tables[0][0] = -9
+    q, k, v = given(Schedule(*DECODE))
+    watched = [weakref.ref(a) for a in (q, k, v)]
+    plan = DevicePlan.upload(plan_host, like=q)
+    got = plan.attention(q, k, v, 0.2, True)
+    close(got, dense(Schedule(*DECODE), q, k, v, 0.2, True))
+    del q, k, v
+    gc.collect()
+    assert [w() for w in watched] == [None] * 3
+
+
+@needs_vulkan
+def test_a_plan_is_for_one_device_and_queue() -> None:
+    s = Schedule(*DECODE)
+    q, k, v = given(s)
+    there = [rudnn.tensor(a, device="vulkan") for a in (q, k, v)]
+    with pytest.raises(DeviceError, match="needs q on llvm:0, where the plan is, got vulkan:0"):
+        DevicePlan.upload(s.host(), q).attention(*there, 0.2, True)
+    plan = DevicePlan.upload(s.host(), there[0])
+    with pytest.raises(DeviceError, match="needs q on vulkan:0, where the plan is, got llvm:0"):
+        plan.attention(q, k, v, 0.2, True)
+    close(plan.attention(*there, 0.2, True).numpy(), dense(s, q, k, v, 0.2, True))
+    other = rudnn.Queue(there[0].device)
+    moved = [a.to(other) for a in there]
+    with pytest.raises(DeviceError, match="needs q on the queue of the plan, got another"):
+        plan.attention(*moved, 0.2, True)
+    space = SplitWorkspace(moved[0], len(q), HEADS, WIDTH, 2)
+    with pytest.raises(DeviceError, match="needs workspace on the queue of the plan"):
+        plan.attention_with_workspace(*there, 0.2, True, space)
+
+
+def test_a_host_tensor_of_another_queue_is_refused() -> None:
+    s = Schedule(*DECODE)
+    first, second = (rudnn.Queue(host_device()) for _ in range(2))
+    here = [rudnn.tensor(a, queue=first) for a in given(s)]
+    there = [a.to(second) for a in here]
+    plan = DevicePlan.upload(s.host(), here[0])
+    plan.attention(*here, 0.2, True)
+    with pytest.raises(DeviceError, match="needs q on the queue of the plan"):
+        plan.attention(*there, 0.2, True)
+
+
+def refused(match: str, make: Any) -> None:
+    with pytest.raises(PagedAttentionError, match=match) as info:
+        make()
+    assert isinstance(info.value, RudnnError)
+
+
+def test_a_schedule_that_does_not_fit_is_refused() -> None:
+    def host(**changed: Any) -> Any:
+        fits: dict[str, Any] = {"page_size": 4, "pages": 6, "tables": [[5, 0], [2]]}
+        fits |= {"lengths": [7, 3], "sequence_ids": [0, 1], "positions": [6, 0]}
+        return lambda: HostPlan(**(fits | changed))
+
+    host()()
+    refused("needs page_size a whole number ≥ 1, got 0", host(page_size=0))
+    refused("needs pages a whole number ≥ 0, got True", host(pages=True))
+    refused(r"needs tables\[0\] in 0 … 5, got 6 at 1", host(tables=[[5, 6], [2]]))
+    refused(r"needs tables\[1\] in 0 … 5, got -1 at 0", host(tables=[[5, 0], [-1]]))
+    host(tables=[[5, 0, -1], [2, 99]])()  # past the length
+    refused(r"needs at least 2 pages in tables\[0\] for length 7, got 1", host(tables=[[5], [2]]))
+    refused("needs tables of 2 dims, got 1 dims", host(tables=np.arange(3)))
+    refused(r"needs tables\[0\] of integers, got float64", host(tables=[[0.5], [2]]))
+    refused("needs a length for each of the tables, got 2 tables and 1 lengths", host(lengths=[7]))
+    refused("needs lengths in 0 … 2147483647, got -1 at 1", host(lengths=[7, -1]))
+    refused("needs lengths of integers, got float64", host(lengths=[7.0, 3.0]))
+    refused("needs sequence_ids in 0 … 1, got 2 at 1", host(sequence_ids=[0, 2]))
+    refused("needs a position for each of sequence_ids, got 2 .* 1 pos", host(positions=[6]))
+    refused(r"needs positions\[0\] in 0 … 6, below the length of sequence 0, got 7",
+            host(positions=[7, 0]))  # fmt: skip
+    refused(r"needs positions\[1\] in 0 … 2", host(positions=[6, -1]))
+    refused("needs positions of one dim, got 2 dims", host(positions=[[6, 0]]))
+
+
+def test_arrays_that_do_not_fit_are_refused() -> None:
+    s = Schedule(*DECODE)
+    q, k, v = given(s)
+    plan = DevicePlan.upload(s.host(), q)
+
+    def attend(q: Any = q, k: Any = k, v: Any = v, scale: Any = 0.2, **rest: Any) -> Any:
+        return lambda: plan.attention(q, k, v, scale, True, **rest)
+
+    refused(r"needs q of shape \[queries, Hq, D\] = \[6, Hq, D\], got \[5, 6, 24\]", attend(q[:5]))
+    refused(r"needs k of shape .* = \[\d+, 16, Hkv, 24\]", attend(k=k[..., :23]))
+    refused("needs k of shape", attend(k=k[1:]))
+    refused("needs v of shape", attend(v=v[:, :, :1]))
+    refused("needs Hq divisible by Hkv, got Hq=5, Hkv=2", attend(q[:, :5].copy()))
+    refused(r"needs q contiguous, stride 144 at dim 0, got stride 168 there",
+            attend(np.zeros((6, 7, 24), np.float32)[:, :6]))  # fmt: skip
+    refused("needs k contiguous, stride 48 at dim 1, got stride -48",
+            attend(k=k[:, ::-1]))  # fmt: skip
+    refused("needs k of the query's dtype, f32, got f16", attend(k=k.astype(np.float16)))
+    refused("needs q of dtype f32, f16 or bf16, got f64", attend(q.astype(np.float64)))
+    for scale in (0.0, -1.0, np.nan, np.inf, "1"):
+        refused("needs scale finite and > 0, got", attend(scale=scale))
+    refused("needs out of shape", attend(out=np.empty((6, 6, 21), np.float32)))
+    deep = np.zeros((6, 2, 1025), np.float32)
+    cache = np.zeros((s.pages, PAGE, 1, 1025), np.float32)
+    refused("needs D in 1 … 1024, got 1025", attend(deep, cache, cache))
+    refused("needs D in 1 … 1024, got 0", attend(deep[..., :0], cache[..., :0], cache))
+    q, qp, latent, kp = given_mla(s)
+    refused("needs qp of shape", lambda: plan.mla(q, qp[:, :3], latent, kp, 0.1, True))
+    wide = np.zeros((6, 5, 257), np.float32)
+    refused("needs P in 1 … 256, got 257", lambda: plan.mla(q, wide, latent, kp, 0.1, True))
+    both = np.zeros((s.pages, PAGE, 2, 40), np.float32)
+    refused("needs latent of shape", lambda: plan.mla(q, qp, both, kp, 0.1, True))
+
+
+def test_workspaces_say_their_size_and_are_for_one_shape() -> None:
+    s = Schedule(*DECODE)
+    q, k, v = given(s)
+    for splits in (1, 33, 2.0, True):
+        refused("needs splits in 2 … 32, got", lambda: SplitWorkspace(q, 6, HEADS, WIDTH, splits))  # noqa: B023
+    with pytest.raises(WorkspaceError, match="at most 67108864 bytes, got 169082880 for queries="):
+        SplitWorkspace(q, 320, 32, 128, 32)
+    plan = DevicePlan.upload(s.host(), q)
+    space = SplitWorkspace(q, 6, HEADS, WIDTH + 1, 2)
+    refused(r"needs a workspace for \[queries, heads, value_dim\] = \[6, 6, 20\], got \[6, 6, 21\]",
+            lambda: plan.attention_with_workspace(q, k, v, 0.2, True, space))  # fmt: skip
+
+
+# --- append ---
+
+
+def appended(s: Schedule, k: Array, v: Array, caches: tuple[Array, Array]) -> list[Array]:
+    want = [c.copy() for c in caches]
+    for i, (sequence, position) in enumerate(zip(s.ids, s.positions, strict=True)):
+        at = s.tables[sequence][position // s.page], position % s.page
+        want[0][at], want[1][at] = k[i], v[i]
+    return want
+
+
+def fresh(s: Schedule) -> tuple[Array, Array, Array, Array]:
+    k, v = (s.unit(len(s.ids), KV_HEADS, n).astype(np.float32) for n in (DEPTH, WIDTH))
+    return k, v, s.cache(KV_HEADS, DEPTH), s.cache(KV_HEADS, WIDTH)
+
+
+APPENDED = ([40, 33, 0, 1], [*((0, p) for p in range(10, 40)), (3, 0), (1, 32), (1, 5)])
+
+
+def test_append_writes_in_place_what_is_the_callers_alone() -> None:
+    s = Schedule(*APPENDED)
+    k, v, keys, values = fresh(s)
+    want = appended(s, k, v, (keys, values))
+    plan = DevicePlan.upload(s.host(), k)
+    places = keys.ctypes.data, values.ctypes.data
+    keys, values = plan.append(k, v, keys, values)
+    assert (keys.ctypes.data, values.ctypes.data) == places
+    np.testing.assert_array_equal(keys, want[0])
+    np.testing.assert_array_equal(values, want[1])
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch", "rudnn"])
+@pytest.mark.parametrize("how", ["view", "name", "both", "alone"])
+def test_append_copies_what_others_look_at(kind: str, how: str) -> None:
+    import torch
+
+    def made(array: Array) -> Any:
+        return {"numpy": np.copy, "torch": torch.from_numpy, "rudnn": rudnn.tensor}[kind](
+            array.copy() if kind == "torch" else array)  # fmt: skip
+
+    s = Schedule(*APPENDED)
+    k, v, keys, values = fresh(s)
+    before, want = keys.copy(), appended(s, k, v, (keys, values))
+    cache, other = made(keys), made(values)
+    other_key = cache[:1] if how == "view" else cache if how == "name" else None
+    plan = DevicePlan.upload(s.host(), cache)
+    if how == "both":
+        got = plan.append(made(k), made(k), cache, cache)
+    else:
+        got = plan.append(made(k), made(v), cache, other)
+        np.testing.assert_array_equal(np.asarray(got[1]), want[1])
+    np.testing.assert_array_equal(np.asarray(got[0]), want[0])
+    if how == "alone":
+        assert got[0] is cache and got[1] is other
+    else:
+        assert got[0] is not cache
+        np.testing.assert_array_equal(np.asarray(cache), before)
+    del other_key
+
+
+def test_append_of_read_only_memory_copies() -> None:
+    s = Schedule(*APPENDED)
+    k, v, keys, values = fresh(s)
+    want = appended(s, k, v, (keys, values))
+    keys.flags.writeable = False
+    got = DevicePlan.upload(s.host(), k).append(k, v, keys, values)
+    np.testing.assert_array_equal(got[0], want[0])
+    assert np.isnan(keys).any() and got[1] is values
+
+
+def test_append_refuses_two_writes_to_a_slot() -> None:
+    s = Schedule([40, 33], [(0, 5), (1, 2), (0, 5)])
+    k, v, keys, values = fresh(s)
+    before = keys.copy()
+    plan = DevicePlan.upload(s.host(), k)
+    page = s.tables[0][0]
+    refused(f"needs a slot for each key that is appended, got place 5 of page {page} "
+            "for queries 0 and 2", lambda: plan.append(k, v, keys, values))  # fmt: skip
+    np.testing.assert_array_equal(keys, before)
+    s = Schedule([40, 33], [(0, 5), (1, 5)])
+    s.share_prefix(0, 1, 1)
+    plan = DevicePlan.upload(s.host(), k)
+    refused("for queries 0 and 1", lambda: plan.append(k[:2], v[:2], keys, values))
+    plan = DevicePlan.upload(HostPlan(PAGE, s.pages, [[]], [0], [0], [0]), k)
+    refused("needs lengths that include what is appended, got length 0 of sequence 0",
+            lambda: plan.append(k[:1], v[:1], keys, values))  # fmt: skip
+    refused("needs key_cache of shape", lambda: plan.append(k[:1], v[:1], keys[1:], values))
+
+
+@needs_vulkan
+def test_on_vulkan_decoding_step_by_step() -> None:
+    s = Schedule([35, 20], [(0, 34), (1, 19)])
+    k, v, keys, values = fresh(s)
+    want = appended(s, k, v, (keys, values))
+    there = [rudnn.tensor(a, device="vulkan") for a in (k, v, keys, values)]
+    plan = DevicePlan.upload(s.host(), there[0])
+    caches = plan.append(*there)
+    np.testing.assert_array_equal(caches[0].numpy(), want[0])
+    np.testing.assert_array_equal(there[2].numpy(), keys)  # `there` holds it too
+    q = s.unit(2, HEADS, DEPTH).astype(np.float32)
+    q_there = rudnn.tensor(q, device="vulkan")
+    got = plan.attention(q_there, *caches, 0.2, True)
+    close(got.numpy(), dense(s, q, *want, 0.2, True))
+    space = SplitWorkspace(q_there, 2, HEADS, WIDTH, 4)
+    close(plan.attention_with_workspace(q_there, *caches, 0.2, True, space).numpy(),
+          dense(s, q, *want, 0.2, True))  # fmt: skip
+    mla = given_mla(s)
+    close(plan.mla(*(rudnn.tensor(a, device="vulkan") for a in mla), 0.15, True).numpy(),
+          mla_dense(s, mla, 0.15, True))  # fmt: skip

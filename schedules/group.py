@@ -96,6 +96,15 @@ def innermost(node: Expr) -> set[Axis]:
     return found
 
 
+def chain(node: Expr | None, op: str) -> list[Expr]:
+    """The operands of a chain of one operation."""
+    if node is None:
+        return []
+    if isinstance(node, Binary) and node.op == op:
+        return chain(node.a, op) + chain(node.b, op)
+    return [node]
+
+
 def is_map(stage: Stage) -> bool:
     """A pointwise stage."""
     return not isinstance(stage.expr, Form)

@@ -10,6 +10,7 @@ def rules() -> tuple[Rule, ...]:
     from .columns import Columns
     from .contraction import Contraction
     from .fallback import Fallback
+    from .gathers import GatheredSums
     from .pointwise import Pointwise
     from .rows import Rows
     from .scan import Scan
@@ -24,5 +25,6 @@ def rules() -> tuple[Rule, ...]:
 
     return (
         SoftmaxSumRows(), TapSums(), WindowSums(), Contraction(), TapFolds(), SeparableFolds(),
-        Rows(), Columns(), Pointwise(), Scan(), TopK(), ScatterAdd(), WeightedSums(), Fallback(),
+        GatheredSums(), Rows(), Columns(), Pointwise(), Scan(), TopK(), ScatterAdd(),
+        WeightedSums(), Fallback(),
     )  # fmt: skip

@@ -18,12 +18,12 @@ from typing import Any
 
 from ...dsl import forms
 from ...dsl.dtypes import bool_
-from ...dsl.expr import Axis, Binary, Expr, Read, Stage
+from ...dsl.expr import Axis, Expr, Read, Stage
 from ...dsl.graph import reads
 from ...dsl.walk import free_axes, walk
 from ..capability import Capability
 from ..emit import Emitter
-from ..group import Group, is_map, reads_at
+from ..group import Group, chain, is_map, reads_at
 from ..rule import Config, Rejection
 
 NEEDS = "needs reductions over rows times columns of one tensor, and pointwise stages after them"
@@ -97,7 +97,7 @@ def separable(group: Group) -> Separable | None:
     columns = tuple(a for a in first.over if a in taps)
     rows = tuple(a for a in first.over if a not in taps)
     sides = _Sides(axes, rows, columns)
-    kept = sides.sort(_parts(first.where, "and"))
+    kept = sides.sort(chain(first.where, "and"))
     found = [_fold(s, first, read, sides) for s in reductions]
     folds = tuple(f for f in found if f is not None)
     if kept is None or len(folds) < len(found) or not sides.takes(read):
@@ -152,15 +152,6 @@ class _Sides:
         return all(map(self.of_rows, leading)) and self.of_columns(last)
 
 
-def _parts(node: Expr | None, op: str) -> list[Expr]:
-    """The operands of a chain of one operation."""
-    if node is None:
-        return []
-    if isinstance(node, Binary) and node.op == op:
-        return _parts(node.a, op) + _parts(node.b, op)
-    return [node]
-
-
 def _fold(stage: Stage, first: forms.Reduce, read: Read, sides: _Sides) -> Fold | None:
     node = stage.expr
     assert isinstance(node, forms.Reduce)
@@ -168,7 +159,7 @@ def _fold(stage: Stage, first: forms.Reduce, read: Read, sides: _Sides) -> Fold 
         return None
     if node.where is not first.where:
         return None
-    factors = _parts(node.body, "mul") if node.op == "sum" else [node.body]
+    factors = chain(node.body, "mul") if node.op == "sum" else [node.body]
     values = [f for f in factors if any(n is read for n in walk(f))]
     rest = sides.sort([f for f in factors if all(f is not v for v in values)])
     if len(values) != 1 or rest is None or not _from_read(values[0], read):

@@ -158,15 +158,8 @@ class _Separable:
 
     def write(self, column: Tir, results: list[Tir]) -> None:
         """The group's outputs at a column, the reductions being `results`."""
-        nest, readers = self.nest, self.nest.emitter.lowering.readers
-        env = self.env | {self.axes[-1]: column}
         made = {id(f.stage): r for f, r in zip(self.found.folds, results, strict=True)}
-        for stage in self.group.stages:
-            if id(stage) not in made:
-                made[id(stage)] = nest.value(stage.expr, env)
-            readers[id(stage)] = lambda *_, v=made[id(stage)]: v
-        for stage in self.group.outputs:
-            nest.write(stage, [env[a] for a in stage.axes], made[id(stage)])
+        self.nest.results(self.group, self.env | {self.axes[-1]: column}, made)
 
     def vectors(self, count: Tir) -> Iterator[tuple[Tir, int]]:
         """(first, width) of vectors over `count` columns, then of single ones, in loops."""

@@ -117,17 +117,19 @@ class StagedRows:
         from tvm import tirx
 
         nest, slope, lanes = self.nest, self.view.slope, self.lanes
-        low = nest.opaque("low", _most([b for b, _ in bounds]))
-        past = nest.opaque("past", tirx.max(low, _least([p for _, p in bounds])))
-        plain = storage(self.view.read.dtype) == self.kind.name
-        vectors = tirx.truncdiv(past - low, index(lanes)) if plain else index(0)
-        vectors = nest.opaque("vectors", vectors)
 
         def singles(part: int, begin: Tir, end: Tir) -> None:
             with nest.loop("at", nest.opaque("count", end - begin)) as at:
                 to = start + self.part * index(part) + begin + at
                 self._put(to, self._read(places, begin + at, part))
 
+        if storage(self.view.read.dtype) != self.kind.name:
+            for part, (begin, end) in enumerate(bounds):
+                singles(part, begin, end)
+            return
+        low = nest.opaque("low", reduce(tirx.max, (b for b, _ in bounds)))
+        past = nest.opaque("past", tirx.max(low, reduce(tirx.min, (p for _, p in bounds))))
+        vectors = nest.opaque("vectors", tirx.truncdiv(past - low, index(lanes)))
         with nest.loop("vector", vectors) as vector:
             first = nest.bind("first", low + vector * index(lanes))
             from_ = first * index(slope) + index(self.view.low)
@@ -138,7 +140,7 @@ class StagedRows:
                 nest.put(self.lines, [to], tirx.Shuffle(whole, order))
         done = nest.opaque("done", low + vectors * index(lanes))
         for part, (begin, end) in enumerate(bounds):
-            singles(part, begin, low)
+            singles(part, begin, tirx.min(low, end))
             singles(part, done, end)
 
     def _vector(self, places: list[Tir], first: Tir) -> Tir:
@@ -191,15 +193,3 @@ def _offset(node: Expr, taps: dict[Axis, int]) -> int | None:
         return a + b if node.op == "add" else a - b
     found = line(node, {a: Line(0, t) for a, t in taps.items()})
     return None if found is None else found.start
-
-
-def _most(values: list[Tir]) -> Tir:
-    from tvm import tirx
-
-    return reduce(tirx.max, values)
-
-
-def _least(values: list[Tir]) -> Tir:
-    from tvm import tirx
-
-    return reduce(tirx.min, values)

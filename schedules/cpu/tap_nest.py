@@ -324,18 +324,10 @@ class TapNest:
                     env = env | {a.window: w for a, w in zip(found.along, at, strict=True)}
                     line = self._flat(at[:-1], windows[:-1])
                     total = self.sums[panel, c, line * index(self.padded) + at[-1], lane]
-                    self._write(env, total)
+                    nest.results(self.group, env, {id(self.group.stages[0]): total})
 
     def _flat(self, at: list[Any], extents: list[Any]) -> Any:
         total: Any = index(0)
         for i, extent in zip(at, extents, strict=True):
             total = total * extent + i
         return total
-
-    def _write(self, env: dict[Axis, Any], total: Any) -> None:
-        nest, head, out = self.nest, self.group.stages[0], self.group.stages[-1]
-        value = total
-        if out is not head:
-            nest.emitter.lowering.readers[id(head)] = lambda *_: total
-            value = nest.value(out.expr, env)
-        nest.write(out, [env[a] for a in out.axes], value)

@@ -19,6 +19,7 @@ from ...dsl.expr import (
 )
 from ...dsl.walk import free_axes, rebuild, walk
 from ..emit import Emitter
+from ..group import Group
 from ..nest import Nest
 
 Tir = Any
@@ -123,6 +124,15 @@ class Tiling(Nest):
             env = {a: self.opaque(a.name, i) for a, i in zip(axes[:-2], at, strict=True)}
             first = self.opaque("first", part * size)
             yield env, first, self.opaque("rows", tirx.min(size, rows - first))
+
+    def results(self, group: Group, env: dict[Axis, Tir], made: dict[int, Tir]) -> None:
+        """A group's outputs at a point, `made` the values of some stages: other stages follow."""
+        readers = self.emitter.lowering.readers
+        for stage in group.stages:
+            value = made[id(stage)] if id(stage) in made else self.value(stage.expr, env)
+            readers[id(stage)] = lambda *_, v=value: v
+            if stage in group.outputs:
+                self.write(stage, [env[a] for a in stage.axes], value)
 
     def transposed(
         self, rows: Tir, columns: Tir, copy: Callable[[Tir, Tir], None], edge: int = 4

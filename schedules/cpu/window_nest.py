@@ -282,7 +282,7 @@ class WindowNest:
             env = self.env | self._row_env(self.group_at, tile * index(cfg.rows) + r)
             env[self.high.along.window] = self.line + line
             env[self.wide.along.window] = self.column + at
-            self._write(env, self.sums[r, line * index(self.wide.length) + at])
+            nest.results(self.group, env, {id(self.group.stages[0]): self.sums[r, line * index(self.wide.length) + at]})
 
         if self.group.stages[-1].axes[-1] is not self.wide.along.window:
             with nest.loop("line", lines) as line:
@@ -299,13 +299,6 @@ class WindowNest:
             return index(dim.count)
         return self.nest.bind("left", tirx.min(index(dim.count), index(dim.along.windows) - start))
 
-    def _write(self, env: dict[Axis, Any], total: Any) -> None:
-        nest, head, out = self.nest, self.group.stages[0], self.group.stages[-1]
-        value = total
-        if out is not head:
-            nest.emitter.lowering.readers[id(head)] = lambda *_: total
-            value = nest.value(out.expr, env)
-        nest.write(out, [env[a] for a in out.axes], value)
 
 
 def _within(place: Any, size: int) -> Any:

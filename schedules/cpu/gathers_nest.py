@@ -19,6 +19,9 @@ from .tiling import Tiling, index, real
 
 Tir = Any
 
+_TOGETHER = 4  # channels
+_UNROLLED = 4  # taps
+
 
 class GathersNest:
     """Emits the nest for one group."""
@@ -47,10 +50,7 @@ class GathersNest:
                 env = outer | {found.points[-2]: nest.bind("at", first + row)}
                 with nest.loop("column", self.width) as at:
                     self._tabulate(env | {place: at}, at)
-                extents = [nest.size(a.extent) for a in found.channels]
-                with nest.loop("channel", nest.product(extents)) as channel:
-                    chosen = [nest.bind("at", p) for p in nest.unflatten(channel, extents)]
-                    self._channel(env | dict(zip(found.channels, chosen, strict=True)))
+                self._channels(env)
         return nest.finish()
 
     def _prepare(self) -> None:
@@ -97,42 +97,102 @@ class GathersNest:
             total = total + place * (step if self.strides is None else self.strides[dim])
         return total
 
-    def _channel(self, env: dict[Axis, Tir]) -> None:
+    def _channels(self, env: dict[Axis, Tir]) -> None:
+        """A row of points for every channel."""
         from tvm import tirx
 
         nest, source = self.nest, self.found.source
         sizes = [nest.size(e) for e in source.tensor.shape]
+        extents = [nest.size(a.extent) for a in self.found.channels]
+        count = nest.opaque("channels", nest.product(extents))
+
+        def chosen(channel: Tir) -> dict[Axis, Tir]:
+            at = [nest.bind("at", p) for p in nest.unflatten(channel, extents)]
+            return env | dict(zip(self.found.channels, at, strict=True))
+
         with nest.choice(reduce(tirx.all, (s > index(0) for s in sizes))) as otherwise:
-            nest.run(self.width, self.lanes, lambda at: self._sum(env, at, self._element))
+            whole = nest.opaque("whole", self.width // index(self.lanes))
+            grouped = nest.opaque("grouped", count // index(_TOGETHER))
+            done = nest.opaque("done", grouped * index(_TOGETHER))
+            with nest.loop("group", grouped) as g:
+                first = nest.bind("first", g * index(_TOGETHER))
+                self._vectors([chosen(first + index(n)) for n in range(_TOGETHER)], whole)
+            with nest.loop("channel", nest.opaque("rest", count - done)) as channel:
+                self._vectors([chosen(done + channel)], whole)
+            done = nest.opaque("done", whole * index(self.lanes))
+            rest = nest.opaque("rest", self.width - done)
+            with nest.loop("channel", count) as channel:
+                here = chosen(channel)
+                with nest.loop("single", rest) as at:
+                    self._sums([here], nest.bind("first", done + at), 1)
             otherwise()
             if source.fill is not None:
                 fill = constant(source.fill, f32)
-                with nest.loop("column", self.width) as at:
-                    self._sum(env, at, lambda *_: fill)
+                with nest.loop("channel", count) as channel:
+                    here = chosen(channel)
+                    with nest.loop("column", self.width) as at:
+                        terms = (fill * self.weights[index(t), at] for t in range(self.count))
+                        self._write(here, at, reduce(lambda a, b: a + b, terms))
 
-    def _element(self, env: dict[Axis, Tir], tap: int, at: Tir) -> Tir:
-        """What the source has at a tap of a point, the fill value where that is outside."""
+    def _vectors(self, channels: list[dict[Axis, Tir]], whole: Tir) -> None:
+        """`whole` vectors of points for some channels."""
+        with self.nest.loop("vector", whole) as v:
+            first = self.nest.bind("first", v * index(self.lanes))
+            self._sums(channels, first, self.lanes)
+
+    def _sums(self, channels: list[dict[Axis, Tir]], first: Tir, width: int) -> None:
+        """`width` neighbouring points for some channels."""
+        nest, count = self.nest, len(channels)
+        totals = nest.registers("total", count, width)
+        for total in totals:
+            with nest.vector(width) as lane:
+                nest.put(total, [lane], real(0.0))
+        if width == 1 or self.count > _UNROLLED:
+            with nest.loop("tap", index(self.count)) as tap:
+                self._tap(channels, totals, tap, first, width)
+        else:
+            for t in range(self.count):
+                self._tap(channels, totals, index(t), first, width)
+        for env, total in zip(channels, totals, strict=True):
+            with nest.vector(width) as lane:
+                self._write(env, first + lane, total[lane])
+
+    def _tap(
+        self, channels: list[dict[Axis, Tir]], totals: list[Tir], tap: Tir, first: Tir, width: int
+    ) -> None:
+        """One tap into all sums. Places are taken one by one: an address serves all channels."""
         from tvm import tirx
 
         nest, source = self.nest, self.found.source
-        where = iter(table[index(tap), at] for table in self.places)
-        places = []
+        values = nest.registers("value", len(channels), width)
+        for lane in range(width):
+            at = first + index(lane)
+            places = [nest.bind("place", table[tap, at]) for table in self.places]
+            for env, value in zip(channels, values, strict=True):
+                nest.put(value, [lane], self._element(env, places))
+        for total, value in zip(totals, values, strict=True):
+            with nest.vector(width) as lane:
+                found = value[lane]
+                if self.inside is not None:
+                    inside = self.inside[tap, first + lane] != tirx.const(0, "int32")
+                    found = tirx.Select(inside, found, constant(source.fill, f32))
+                nest.put(total, [lane], total[lane] + found * self.weights[tap, first + lane])
+
+    def _element(self, env: dict[Axis, Tir], places: list[Tir]) -> Tir:
+        """What the source has for a channel at a place, as f32."""
+        nest, source = self.nest, self.found.source
+        left = iter(places)
+        index_ = []
         for n, node in enumerate(source.index):
             if n not in self.moving:
-                places.append(nest.value(node, env))
-            elif self.flat:
-                places.append(next(where) if n == self.moving[-1] else index(0))
+                index_.append(nest.value(node, env))
+            elif self.flat and n != self.moving[-1]:
+                index_.append(index(0))
             else:
-                places.append(next(where))
-        value = nest.emitter.lowering.read(source.tensor, places)
-        value = convert(value, source.dtype, f32)
-        if self.inside is None:
-            return value
-        inside = self.inside[index(tap), at] != tirx.const(0, "int32")
-        return tirx.Select(inside, value, constant(source.fill, f32))
+                index_.append(next(left))
+        value = nest.emitter.lowering.read(source.tensor, index_)
+        return convert(value, source.dtype, f32)
 
-    def _sum(self, env: dict[Axis, Tir], at: Tir, element: Any) -> None:
-        terms = (element(env, t, at) * self.weights[index(t), at] for t in range(self.count))
-        total = reduce(lambda a, b: a + b, terms)
+    def _write(self, env: dict[Axis, Tir], at: Tir, total: Tir) -> None:
         here = env | {self.found.points[-1]: at}
         self.nest.results(self.group, here, {id(self.group.stages[0]): total})

@@ -28,7 +28,7 @@ def lower(program: Program, entry: str, target: Any) -> tuple[Any, LaunchPlan]:
 
     bodies = []
     for kernel in program.kernels:
-        module = _loop_passes(target)(tvm.IRModule({"main": kernel.function}))
+        module = _loop_passes(target, kernel.function)(tvm.IRModule({"main": kernel.function}))
         bodies.append(module["main"])
     slots = argument_slots(program)
     function = truncate_divisions(_entry(program, bodies, slots), program.dims.values())
@@ -51,8 +51,11 @@ def build(module: Any, target: Any) -> Any:
         raise CompileError(f"LLVM refused the kernel: {error}") from error
 
 
-def _loop_passes(target: Any) -> Any:
+def _loop_passes(target: Any, function: Any) -> Any:
     """Blocks to loops: the CPU part of TVM's pipeline, 64-bit indices kept.
+
+    Buffers shrink to what blocks use of them. Where a function has no blocks there is nothing to
+    shrink, and to find that out takes longer than all other passes together.
 
     Without its LoopPartition, which splits a loop at any condition found in it: where that depends
     on a number known at launch, the parts it makes can start before the loop and write there.
@@ -63,10 +66,11 @@ def _loop_passes(target: Any) -> Any:
     from tvm import s_tir, tirx
 
     s, t = s_tir.transform, tirx.transform
+    blocks = isinstance(function.body, s_tir.SBlockRealize)
     return tvm.ir.transform.Sequential([
         t.BindTarget(target), s.CanonicalizeLoop(), s.LowerInitBlock(),
         s.PlanAndUpdateBufferAllocationLocation(), s.ConvertBlocksToOpaque(),
-        s.CompactBufferAllocation(), s.LowerMatchBuffer(), s.StmtSimplify(), s.LowerOpaqueBlock(),
+        *((s.CompactBufferAllocation(),) if blocks else ()), s.LowerMatchBuffer(), s.StmtSimplify(), s.LowerOpaqueBlock(),
         t.FlattenBuffer(), split_vector_guards(), t.VectorizeLoop(True),
         t.StorageRewrite(),
         s.HoistIfThenElse(), t.UnrollLoop(), s.RenormalizeSplitPattern(), t.StmtSimplify(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..dsl import forms
-from ..dsl.expr import Axis, Binary, Cast, Expr, Form, Read, Stage, Tensor
+from ..dsl.expr import Axis, Binary, Cast, Const, DimRef, Expr, Form, Read, Stage, Tensor
 from ..dsl.graph import Constraint, reads
 from ..dsl.walk import free_axes, walk
 
@@ -103,6 +103,14 @@ def chain(node: Expr | None, op: str) -> list[Expr]:
     if isinstance(node, Binary) and node.op == op:
         return chain(node.a, op) + chain(node.b, op)
     return [node]
+
+
+def divides(node: Expr) -> bool:
+    """A division of axes: one that reads nothing."""
+    return (
+        isinstance(node, Binary) and node.op in ("floordiv", "mod") and node.dtype.is_int
+        and all(isinstance(n, (Axis, Binary, Const, DimRef)) for n in walk(node))
+    )  # fmt: skip
 
 
 def is_map(stage: Stage) -> bool:

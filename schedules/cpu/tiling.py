@@ -7,19 +7,10 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from ...dsl.dtypes import DType, f32
-from ...dsl.expr import (
-    Axis,
-    Binary,
-    Const,
-    DimRef,
-    Expr,
-    Read,
-    Tensor,
-    cast,
-)
-from ...dsl.walk import free_axes, rebuild, walk
+from ...dsl.expr import Axis, Expr, Read, Tensor, cast
+from ...dsl.walk import free_axes, rebuild
 from ..emit import Emitter
-from ..group import Group
+from ..group import Group, divides
 from ..nest import Nest
 
 Tir = Any
@@ -171,7 +162,7 @@ class Tiling(Nest):
         if found is None:
             children = tuple(self.settle(c, env) for c in node.children())
             found = rebuild(node, children) if children else node
-            if _divides(node) and all(a in env for a in free_axes(node)):
+            if divides(node) and all(a in env for a in free_axes(node)):
                 found = self._held(self.bind("part", self.value(found, env)), node.dtype)
             self._settled[id(node)] = found
         return found
@@ -181,11 +172,3 @@ class Tiling(Nest):
         tensor = Tensor("held", (), dtype)
         self.emitter.lowering.readers[id(tensor)] = lambda: var
         return Read(tensor, (), None, dtype)
-
-
-def _divides(node: Expr) -> bool:
-    """A division of axes: one that reads nothing."""
-    return (
-        isinstance(node, Binary) and node.op in ("floordiv", "mod") and node.dtype.is_int
-        and all(isinstance(n, (Axis, Binary, Const, DimRef)) for n in walk(node))
-    )  # fmt: skip

@@ -15,10 +15,11 @@ def rules() -> tuple[Rule, ...]:
     from .scan import Scan
     from .scatter_add import ScatterAdd
     from .softmax_sum import SoftmaxSum
+    from .softmax_tiled import TiledSoftmaxSum
     from .top_k import TopK
     from .weighted_sum import WeightedSums
 
     return (
-        SoftmaxSum(), Contraction(), Pointwise(), Columns(), Rows(), Scan(), TopK(), ScatterAdd(),
-        WeightedSums(), Fallback(),
+        TiledSoftmaxSum(), SoftmaxSum(), Contraction(), Pointwise(), Columns(), Rows(), Scan(),
+        TopK(), ScatterAdd(), WeightedSums(), Fallback(),
     )  # fmt: skip

@@ -12,7 +12,7 @@ from ...dsl.lower import encode, storage
 from ..capability import WIDE_BYTES
 from ..nest import static
 from ..roles import steps_through
-from .contraction_view import View, limited
+from .contraction_view import Space, limited
 from .intrinsics import address, call
 from .nest import GridNest
 from .vectors import MOST_LANES, Vectors
@@ -55,14 +55,15 @@ class Factor:
     memory are moved together where the layout allows. Past the edges a tile holds zeros.
     """
 
-    def __init__(self, view: View, node: Expr, own: Axes, tile: tuple[int, int], threads: int,
+    def __init__(self, view: Space, node: Expr, own: Axes, tile: tuple[int, int], threads: int,
                  raw: bool) -> None:  # fmt: skip
         self.view, self.nest, self.own = view, view.nest, own
         self.width, self.depth = tile
         self.threads, self.raw = threads, raw
         self.node = bare(node) if raw else node
-        most = max(1, self.width * self.depth // threads)
-        self.vectors, self.by_k = along(view, self.node, own, min(most, MOST_LANES))
+        most = max(1, min(MOST_LANES, self.width * self.depth // threads))
+        most = 1 << (most.bit_length() - 1)
+        self.vectors, self.by_k = along(view, self.node, own, most)
         self.lanes = self.vectors.lanes if self.vectors is not None else 1
         self.dtype = storage(self.node.dtype) if raw else view.dtype
         self.bytes = int("".join(filter(str.isdigit, self.dtype))) // 8
@@ -261,7 +262,7 @@ def bare(node: Expr) -> Expr:
     return node
 
 
-def along(view: View, node: Expr, own: Axes, most: int) -> tuple[Vectors | None, bool]:
+def along(view: Space, node: Expr, own: Axes, most: int) -> tuple[Vectors | None, bool]:
     """How neighbours of a factor are moved together, if at all, and whether they are along k."""
     for axes in (view.k, own):
         vectors = limited(Vectors(view.nest, axes[-1], [node], []), most)

@@ -18,32 +18,15 @@ Tir = Any
 _DIVISIONS = ("Div", "Mod", "FloorDiv", "FloorMod")
 
 
-class View:
-    """Σₖ a·b over m × n for each `batch`; several axes may make up m, and several k.
+class Space:
+    """Where tiles of values are copied from: points of axes, `k` those that a loop goes along.
 
-    Axes that only `a` has are all in m, so that many short rows fill a tile; but where memory is
-    contiguous along m the last one is alone, so that neighbours stay neighbours.
+    `env` are the axes known for the whole block, `dtype` is that of the values.
     """
 
-    def __init__(self, nest: GridNest, group: Group) -> None:
-        found = roles(group)
-        assert found is not None
-        self.nest = nest
-        self.head, self.out = group.stages[0], group.stages[-1]
-        self.a, self.b = found.a, found.b
-        alone = {x for i, x in enumerate(found.batch) if i in found.b_batch}
-        rows = tuple(x for x in found.batch if x not in alone)
-        if steps_through(found.a, (*rows, found.m), found.k):
-            rows = ()
-        self.m = (*rows, found.m)
-        self.n, self.k = (found.n,), found.k
-        self.batch = tuple(x for x in found.batch if x not in rows)
+    def __init__(self, nest: GridNest, k: tuple[Axis, ...], dtype: str = "float32") -> None:
+        self.nest, self.k, self.dtype = nest, k, dtype
         self.env: dict[Axis, Tir] = {}
-
-    @property
-    def dtype(self) -> str:
-        """The type of the sums."""
-        return self.head.dtype.name
 
     def size(self, axes: Sequence[Axis]) -> Tir:
         """How many points the axes have together."""
@@ -57,14 +40,6 @@ class View:
             return {axes[0]: index}
         parts = nest.unflatten(index, [nest.emitter.size(a.extent) for a in axes])
         return {a: self.fixed(a.name, i) for a, i in zip(axes, parts, strict=True)}
-
-    def enter(self, block: Tir, per_element: Tir) -> Tir:
-        """Enter the element of the batch that a block works on; the block's place in it."""
-        if not self.batch:
-            return block
-        batch, place = self.nest.unflatten(block, [self.size(self.batch), per_element])
-        self.env = self.place(self.batch, self.fixed("batch", batch))
-        return self.fixed("place", place)
 
     def fixed(self, name: str, value: Tir) -> Tir:
         """`value`, computed once here: TVM's simplifier would put it back into every use.
@@ -86,6 +61,36 @@ class View:
     def maybe(self, condition: Tir | None) -> Any:
         """Statements that run where `condition`, if there is one, holds."""
         return nullcontext() if condition is None else self.nest.when(condition)
+
+
+class View(Space):
+    """Σₖ a·b over m × n for each `batch`; several axes may make up m, and several k.
+
+    Axes that only `a` has are all in m, so that many short rows fill a tile; but where memory is
+    contiguous along m the last one is alone, so that neighbours stay neighbours.
+    """
+
+    def __init__(self, nest: GridNest, group: Group) -> None:
+        found = roles(group)
+        assert found is not None
+        super().__init__(nest, found.k, group.stages[0].dtype.name)
+        self.head, self.out = group.stages[0], group.stages[-1]
+        self.a, self.b = found.a, found.b
+        alone = {x for i, x in enumerate(found.batch) if i in found.b_batch}
+        rows = tuple(x for x in found.batch if x not in alone)
+        if steps_through(found.a, (*rows, found.m), found.k):
+            rows = ()
+        self.m = (*rows, found.m)
+        self.n = (found.n,)
+        self.batch = tuple(x for x in found.batch if x not in rows)
+
+    def enter(self, block: Tir, per_element: Tir) -> Tir:
+        """Enter the element of the batch that a block works on; the block's place in it."""
+        if not self.batch:
+            return block
+        batch, place = self.nest.unflatten(block, [self.size(self.batch), per_element])
+        self.env = self.place(self.batch, self.fixed("batch", batch))
+        return self.fixed("place", place)
 
     def result(self, total: Tir, env: dict[Axis, Tir]) -> Tir:
         """The result's element as it is stored, from the finished sum at a point."""

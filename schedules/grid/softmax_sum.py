@@ -32,7 +32,7 @@ from ..capability import WIDE_BYTES, Capability
 from ..emit import Emitter
 from ..group import Group, contraction, is_map
 from ..roles import roles
-from ..rule import Config, Rejection
+from ..rule import Config, Rejection, check, first_rejection
 from ..softmax import rejection, source, split
 from .contraction import Contraction, multiply
 from .fallback import compute
@@ -62,7 +62,10 @@ class SoftmaxSum:
     name = "softmax_sum"
 
     def match(self, group: Group, caps: Capability) -> Rejection | None:
-        return rejection(group)
+        return first_rejection(
+            rejection(group),
+            check(group.form in ("", "materialised"), "keeps scores in memory"),
+        )
 
     def default(self, group: Group, caps: Capability) -> MaterialisedConfig:
         return MaterialisedConfig(block_size(caps, 256))

@@ -20,11 +20,11 @@ _SUM_BYTES = 4
 
 def unit_for(found: Roles, caps: Capability) -> MatrixUnit | None:
     """The unit that multiplies both factors as they are stored, and sums in f32."""
-    kinds = {_stored(found.a), _stored(found.b)}
+    kinds = {stored_type(found.a), stored_type(found.b)}
     return next((u for u in caps.matrix if kinds == {u.operands}), None)
 
 
-def _stored(node: Expr) -> str:
+def stored_type(node: Expr) -> str:
     """The type of a factor that is widened to f32, else ""."""
     if not isinstance(node, Cast) or isinstance(node.a, Cast) or node.dtype != f32:
         return ""

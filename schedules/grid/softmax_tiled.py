@@ -6,16 +6,23 @@ from collections.abc import Iterator
 from typing import Any
 
 from ...dsl.expr import Axis
-from ..capability import Capability
+from ..capability import Capability, MatrixUnit
 from ..emit import Emitter
 from ..group import Group
-from ..rule import Rejection, check
+from ..rule import Rejection
 from ..softmax import Roles, rejection, roles
 from .flash import FlashConfig
+from . import flash_matrix
+from .flash_matrix import MatrixFlash, unit_for
 from .flash_plain import PlainFlash, columns_of, shared_elements
+from .matrix import stored_type
 from .nest import GridNest
 
 _OTHER_REGISTERS = 72  # addresses, counters, elements on their way
+# (rows, keys, subgroups of at most 64, columns of a part) for matrix units, the larger first.
+_MATRIX = (
+    (64, 64, 128, 64), (64, 32, 128, 32), (32, 32, 64, 32), (16, 32, 32, 32),
+)  # fmt: skip
 # (rows, keys, threads, chunk) for plain arithmetic, the larger first.
 _PLAIN = (
     (64, 64, 256, 32), (64, 32, 256, 32), (32, 32, 128, 32), (16, 32, 64, 32), (16, 16, 64, 16),
@@ -41,10 +48,19 @@ class TiledSoftmaxSum:
         if sizes is None:
             return Rejection("needs one key axis, and head sizes known when compiling",
                              group.form != "")  # fmt: skip
-        fits = next(self._configs(group, sizes, caps), None)
-        head = sizes.column.extent
-        return check(fits is not None, f"needs registers for tiles of head size {head}, "
-                     f"got {caps.registers or 'an unknown number'}", group.form != "")  # fmt: skip
+        lacking = group.form != ""
+        unit = unit_for(sizes, caps)
+        if group.units == "matrix" and unit is None:
+            kinds = ", ".join(u.operands for u in caps.matrix) or "none"
+            wanted = stored_type(sizes.node.value) or sizes.node.value.dtype.name
+            return Rejection(f"needs a matrix unit for {wanted} operands, got {kinds}", lacking)
+        if next(self._configs(group, sizes, caps), None) is None:
+            head = max(int(a.extent) for a in (sizes.column, *(p.depth for p in sizes.products)))
+            return Rejection(
+                f"needs memory and registers for tiles of head size {head}, got "
+                f"{caps.shared_bytes} bytes and {caps.registers or 'some'} registers", lacking,
+            )
+        return None
 
     def default(self, group: Group, caps: Capability) -> FlashConfig:
         return next(self.space(group, caps))
@@ -55,13 +71,21 @@ class TiledSoftmaxSum:
         yield from self._configs(group, found, caps)
 
     def _configs(self, group: Group, found: Roles, caps: Capability) -> Iterator[FlashConfig]:
-        yield from _plain(found, caps)
+        unit = unit_for(found, caps)
+        if unit is not None and group.units != "plain":
+            yield from _matrix(found, unit, caps)
+        else:
+            yield from _plain(found, caps)
 
     def lower(self, emitter: Emitter, group: Group, caps: Capability, config: FlashConfig) -> Any:
         nest = GridNest(emitter, caps)
         found = roles(group, _known)
         assert found is not None, "the rule matched"
-        PlainFlash(nest, group, found, config).lower()
+        unit = next((u for u in caps.matrix if u.intrinsic == config.unit), None)
+        if unit is not None:
+            MatrixFlash(nest, group, found, config, unit).lower()
+        else:
+            PlainFlash(nest, group, found, config).lower()
         return nest.finish()
 
 
@@ -81,6 +105,24 @@ def _plain(found: Roles, caps: Capability) -> Iterator[FlashConfig]:
             fits = config.threads <= caps.max_threads and shared <= caps.shared_bytes
             if fits and _registers(config, len(depths), columns) <= (caps.registers or 128):
                 yield config
+
+
+def _matrix(found: Roles, unit: MatrixUnit, caps: Capability) -> Iterator[FlashConfig]:
+    """Tiles for a matrix unit that a device has room for, the larger first."""
+    depth, columns = (int(a.extent) for a in (found.products[0].depth, found.column))  # type: ignore[arg-type]
+    m, n, k = unit.shape
+    for rows, keys, least, part in _MATRIX:
+        threads = max(least, caps.subgroup * rows // m) if caps.subgroup < 64 else 4 * rows
+        side = threads // caps.subgroup // min(threads // caps.subgroup, rows // m)
+        config = FlashConfig(rows, keys, threads, threads // rows, part, unit=unit.intrinsic)
+        whole = not (rows % m or keys % (n * side) or part % (n * side) or keys % k)
+        wide = flash_matrix.padded(columns, part) // config.across
+        registers = wide + max(keys, part) // (n * side) * unit.c + unit.a + _OTHER_REGISTERS
+        if (
+            whole and threads <= caps.max_threads and registers <= (caps.registers or 128)
+            and flash_matrix.shared_bytes(config, unit, depth, columns) <= caps.shared_bytes
+        ):  # fmt: skip
+            yield config
 
 
 def _registers(config: FlashConfig, products: int, columns: int) -> int:

@@ -1,0 +1,232 @@
+"""Tiles of softmax_sum by matrix units: a subgroup has fragments of the scores and of the sums.
+
+Which lane holds which element of a fragment is the target's secret, so scores and products with
+values go through shared memory, where threads take them up row by row.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...dsl.dtypes import DType, bf16, f16
+from ...dsl.expr import Expr
+from ...dsl.lower import decode, storage
+from ..capability import WIDE_BYTES, Capability, MatrixUnit
+from ..group import Group
+from ..softmax import Roles
+from .contraction_copy import Factor, Room
+from .flash import Flash, FlashConfig
+from .intrinsics import address, call
+from .matrix import stored_type
+from .nest import GridNest
+from .terms import float32, select
+
+Tir = Any
+_BYTES = 2  # of an operand
+_PAD = WIDE_BYTES // _BYTES  # elements after a row: threads down a column find different banks
+_SCORE_PAD = 4
+_TYPES: dict[str, DType] = {t.name: t for t in (f16, bf16)}
+
+
+def unit_for(found: Roles, caps: Capability) -> MatrixUnit | None:
+    """The unit that multiplies both products' factors as they are stored."""
+    if len(found.products) != 1:
+        return None
+    (product,) = found.products
+    kinds = {stored_type(n) for n in (product.row, product.key, found.node.value)}
+    return next((u for u in caps.matrix if kinds == {u.operands}), None)
+
+
+def padded(size: int, step: int) -> int:
+    """`size` rounded up to a multiple."""
+    return -(-size // step) * step
+
+
+def shared_bytes(config: FlashConfig, unit: MatrixUnit, depth: int, columns: int) -> int:
+    """Shared memory of a block."""
+    m, n, k = unit.shape
+    depth, columns = padded(depth, k), padded(columns, config.chunk)
+    # A tile may lie either way round: count the one with more padding.
+    queries = config.rows * depth + _PAD * max(config.rows, depth)
+    keys = config.keys * depth + _PAD * max(config.keys, depth)
+    values = config.keys * columns + _PAD * max(config.keys, columns)
+    scores = config.rows * (max(config.keys, config.chunk) + _SCORE_PAD)
+    weights = config.rows * (config.keys + _PAD)
+    return _BYTES * (queries + max(keys, values) + weights) + 4 * scores + 8
+
+
+class MatrixFlash(Flash):
+    """The rows' factors stay in shared memory; keys and values take turns in one place there."""
+
+    def __init__(self, nest: GridNest, group: Group, found: Roles, config: FlashConfig,
+                 unit: MatrixUnit) -> None:  # fmt: skip
+        super().__init__(nest, group, found, config)
+        self.unit, self.weight_type = unit, _TYPES[unit.operands]
+        columns = int(found.column.extent)  # type: ignore[arg-type]
+        self.columns = padded(columns, config.chunk)
+        self.wide = self.columns // config.across
+        subgroups = config.threads // nest.caps.subgroup
+        self.down = min(subgroups, config.rows // unit.shape[0])
+        self.side = subgroups // self.down
+
+    def key(self, c: Tir) -> Tir:
+        return self.x + c * self.nest.number(self.config.across)
+
+    def column(self, c: int) -> Tir:
+        return self.x + self.nest.number(c * self.config.across)
+
+    def begin(self) -> None:
+        nest, cfg, number = self.nest, self.config, self.nest.number
+        ((row, key, axis),) = self.factors
+        self.depth = padded(int(axis.extent), self.unit.shape[2])  # type: ignore[arg-type]
+        space, threads = self.space(axis), cfg.threads
+        queries = Factor(space, row, (self.roles.row,), (cfg.rows, self.depth), threads, raw=True)
+        self.keys = Factor(space, key, (self.roles.key,), (cfg.keys, self.depth), threads,
+                           raw=True)  # fmt: skip
+        value: Expr = self.value
+        self.values = Factor(self.space(self.roles.key), value, (self.roles.column,),
+                             (self.columns, cfg.keys), threads, raw=True)  # fmt: skip
+        kind = storage(self.weight_type)
+        self.queries, size = queries, max(self.keys.size, self.values.size)
+        self.rows_room = Room(nest.shared("rows", [number(queries.size)], kind), 0, 0)
+        self.stage = Room(nest.shared("stage", [number(size)], kind), 0, 0)
+        self.score_stride = max(cfg.keys, cfg.chunk) + _SCORE_PAD
+        self.scores = nest.shared("scores", [number(cfg.rows * self.score_stride)], "float32")
+        self.weight_stride = cfg.keys + _PAD
+        self.weights = nest.shared("weights", [number(cfg.rows * self.weight_stride)], kind)
+        self._subgroup()
+        queries.begin(self.first)
+        queries.hold()
+        queries.fetch(number(0))
+        queries.put(number(0), self.rows_room)
+        self.values.begin(number(0))
+        self.values.hold()
+
+    def _subgroup(self) -> None:
+        """The place of a subgroup among those of the block, and its fragments."""
+        nest, number, unit = self.nest, self.nest.number, self.unit
+        warp = nest.bind("warp", nest.thread // number(nest.caps.subgroup))
+        self.warp_y = nest.bind("warp_y", warp // number(self.side))
+        self.warp_x = nest.bind("warp_x", warp % number(self.side))
+        self.strips = self.config.rows // (unit.shape[0] * self.down)
+        kind, width = storage(self.weight_type), unit.shape[1] * self.side
+        count = max(self.config.keys, self.config.chunk) // width
+        self.left = nest.private("left", [number(unit.a)], kind)
+        self.right = nest.private("right", [number(unit.b)], kind)
+        self.held = [nest.private("held", [number(unit.c)], "float32") for _ in range(count)]
+
+    def multiply(self) -> None:
+        nest, number = self.nest, self.nest.number
+        self.keys.begin(self.start)
+        self.keys.hold()
+        self.keys.fetch(number(0))
+        nest.barrier()  # the values before are read no more
+        self.keys.put(number(0), self.stage)
+        nest.barrier()
+        self._product(
+            lambda row, k: self.queries.at(number(0), self.rows_room, row, k),
+            (self.rows_room.buffer, self.queries.stride, self.queries.rowwise),
+            lambda key, k: self.keys.at(number(0), self.stage, key, k),
+            (self.keys.stride, self.keys.rowwise), self.config.keys, self.depth,
+        )  # fmt: skip
+        nest.barrier()
+
+    def _product(self, left_at: Any, left: tuple[Tir, int, bool], right_at: Any,
+                 right: tuple[int, bool], width: int, depth: int) -> None:  # fmt: skip
+        """`width` columns of the product of two tiles in shared memory → the scores' place."""
+        from tvm import tirx
+
+        nest, number, (m, n, k) = self.nest, self.nest.number, self.unit.shape
+        held = self.held[: width // (n * self.side)]
+        buffer, stride, rowwise = left
+        for strip in range(self.strips):
+            row = (self.warp_y + number(strip * self.down)) * number(m)
+            for sums in held:
+                self._call("zero", self._at(sums))
+            with self.rolled("k", depth // k) as step:
+                at = nest.bind("k", step * number(k))
+                self._call("load_a" if rowwise else "load_a_t", self._at(self.left),
+                           address(buffer[left_at(row, at)]), tirx.const(stride, "int32"))  # fmt: skip
+                for j, sums in enumerate(held):
+                    column = (number(j * self.side) + self.warp_x) * number(n)
+                    place = address(self.stage.buffer[right_at(column, at)])
+                    self._call("load_b" if right[1] else "load_b_t", self._at(self.right), place,
+                               tirx.const(right[0], "int32"))  # fmt: skip
+                    self._call("mma", *map(self._at, (sums, self.left, self.right)))
+            for j, sums in enumerate(held):
+                column = (number(j * self.side) + self.warp_x) * number(n)
+                place = address(self.scores[row * number(self.score_stride) + column])
+                self._call("store", place, tirx.const(self.score_stride, "int32"), self._at(sums))
+
+    def _at(self, held: Tir) -> Tir:
+        return address(held[self.nest.number(0)])
+
+    def _call(self, name: str, *arguments: Tir) -> None:
+        call(self.nest, f"{self.unit.intrinsic}_{name}", *arguments)
+
+    def product(self, number: int, i: int, c: Tir) -> Tir:
+        stride = self.nest.number(self.score_stride)
+        return self.scores[self.inner_row(i) * stride + self.key(c)]
+
+    def weigh(self, i: int, c: Tir, weight: Tir) -> None:
+        at = self.inner_row(i) * self.nest.number(self.weight_stride) + self.key(c)
+        self.nest.store(self.weights, [at], weight)
+
+    def accumulate(self) -> None:
+        nest, number = self.nest, self.nest.number
+        self.values.fetch(self.start)
+        self.values.put(number(0), self.stage)  # the keys there are read no more
+        mark = nest.bind("mark", self.block.astype("int32"))
+        self.note_odd(self.values, mark)
+        nest.barrier()
+        if self.masked:
+            with nest.choice(self.odd[number(0)].equal(mark)) as otherwise:
+                self._add_kept()
+                otherwise()
+                self._add()
+        else:
+            self._add()
+
+    def _add(self) -> None:
+        """Weights · values, a part of the columns at a time."""
+        nest, number, part = self.nest, self.nest.number, self.config.chunk
+        for first in range(0, self.columns, part):
+            self._product(
+                lambda row, k: row * number(self.weight_stride) + k,
+                (self.weights, self.weight_stride, True),
+                lambda column, k, first=first: self.values.at(
+                    number(0), self.stage, column + number(first), k),
+                (self.values.stride, self.values.rowwise), part, self.config.keys,
+            )  # fmt: skip
+            nest.barrier()
+            self._take_up(first)
+            nest.barrier()
+
+    def _take_up(self, first: int) -> None:
+        """A thread's share of a part of the products, added to its sums."""
+        nest, number, across = self.nest, self.nest.number, self.config.across
+        for i in range(self.high):
+            row = self.inner_row(i) * number(self.score_stride)
+            with nest.loop("c", number(self.config.chunk // across), "unroll") as c:
+                at = number(i * self.wide + first // across) + c
+                found = self.scores[row + self.x + c * number(across)]
+                nest.store(self.sums, [at], self.sums[at] * self.decay[number(i)] + found)
+
+    def _add_kept(self) -> None:
+        """The same by plain arithmetic, of the keys that are not masked."""
+        nest, number = self.nest, self.nest.number
+        for i in range(self.high):
+            with nest.loop("c", number(self.wide), "unroll") as c:
+                at = number(i * self.wide) + c
+                nest.store(self.sums, [at], self.sums[at] * self.decay[number(i)])
+            with self.rolled("key", self.config.keys) as key:
+                near = self.inner_row(i) * number(self.weight_stride) + key
+                stored = nest.bind("stored", self.weights[near])
+                weight = decode(stored, self.weight_type).astype("float32")
+                for c in range(self.wide):
+                    place = self.values.at(number(0), self.stage, self.column(c), key)
+                    value = decode(self.stage.buffer[place], self.weight_type).astype("float32")
+                    term = select(self.masked_weight(stored), float32(0.0), weight * value)
+                    at = number(i * self.wide + c)
+                    nest.store(self.sums, [at], self.sums[at] + term)
+

@@ -60,11 +60,21 @@ class WindowNest:
             spare = self.width  # what a tile reads past its plane
             total = self.channels * self.outer_taps * self.plane + spare
             self.planes = nest.scratch("planes", [total])
-            self.sums = nest.scratch("sums", [self.config.rows, self.width])
+            cfg, steps = self.config, index(self.width // (self.lanes * self.config.vectors))
+            kept = self.tiles if cfg.strips else 1
+            self.sums = nest.scratch("sums", [kept, cfg.rows, self.width])
             self._pack_image()
-            with nest.loop("tile", index(self.tiles)) as tile:
-                self._accumulate(tile)
-                self._finish(tile)
+            tiles = index(self.tiles)
+            if cfg.strips:
+                with nest.loop("step", steps) as step, nest.loop("tile", tiles) as tile:
+                    self._accumulate(tile, step, tile)
+                with nest.loop("tile", tiles) as tile:
+                    self._finish(tile, tile)
+            else:
+                with nest.loop("tile", tiles) as tile:
+                    with nest.loop("step", steps) as step:
+                        self._accumulate(tile, step, index(0))
+                    self._finish(tile, index(0))
         return nest.finish()
 
     # --- the kernel, once: [group, tile, channel, taps.., row] ---
@@ -209,25 +219,23 @@ class WindowNest:
 
     # --- sums ---
 
-    def _accumulate(self, tile: Any) -> None:
+    def _accumulate(self, tile: Any, step: Any, kept: Any) -> None:
         nest, cfg, lanes = self.nest, self.config, self.lanes
-        steps = self.width // (lanes * cfg.vectors)
         cells = [(r, v) for r in range(cfg.rows) for v in range(cfg.vectors)]
         along = self.found.along
         depth = math.prod(a.taps for a in along[-2:])
-        with nest.loop("step", index(steps)) as step:
-            first = nest.bind("first", step * index(lanes * cfg.vectors))
-            acc = dict(zip(cells, nest.registers("acc", len(cells), lanes), strict=True))
-            for cell in cells:
-                with nest.vector(lanes) as lane:
-                    nest.put(acc[cell], [lane], real(0.0))
-            with nest.loop("channel", index(self.channels * self.outer_taps)) as c:
-                base = nest.bind("base", c * index(self.plane) + first)
-                with nest.loop("tap", index(along[-2].taps)) as tap:
-                    self._taps(acc, tile, c * index(depth), base, tap)
-            for r, v in cells:
-                with nest.vector(lanes) as lane:
-                    nest.put(self.sums, [r, first + index(v * lanes) + lane], acc[r, v][lane])
+        first = nest.bind("first", step * index(lanes * cfg.vectors))
+        acc = dict(zip(cells, nest.registers("acc", len(cells), lanes), strict=True))
+        for cell in cells:
+            with nest.vector(lanes) as lane:
+                nest.put(acc[cell], [lane], real(0.0))
+        with nest.loop("channel", index(self.channels * self.outer_taps)) as c:
+            base = nest.bind("base", c * index(self.plane) + first)
+            with nest.loop("tap", index(along[-2].taps)) as tap:
+                self._taps(acc, tile, c * index(depth), base, tap)
+        for r, v in cells:
+            with nest.vector(lanes) as lane:
+                nest.put(self.sums, [kept, r, first + index(v * lanes) + lane], acc[r, v][lane])
 
     def _taps(self, acc: Any, tile: Any, depth: Any, base: Any, tap: Any) -> None:
         """One tap of the next to last dim, and all of the last."""
@@ -269,7 +277,7 @@ class WindowNest:
 
     # --- the result ---
 
-    def _finish(self, tile: Any) -> None:
+    def _finish(self, tile: Any, kept: Any) -> None:
         from tvm import tirx
 
         nest, cfg = self.nest, self.config
@@ -282,7 +290,8 @@ class WindowNest:
             env = self.env | self._row_env(self.group_at, tile * index(cfg.rows) + r)
             env[self.high.along.window] = self.line + line
             env[self.wide.along.window] = self.column + at
-            nest.results(self.group, env, {id(self.group.stages[0]): self.sums[r, line * index(self.wide.length) + at]})
+            total = self.sums[kept, r, line * index(self.wide.length) + at]
+            nest.results(self.group, env, {id(self.group.stages[0]): total})
 
         if self.group.stages[-1].axes[-1] is not self.wide.along.window:
             with nest.loop("line", lines) as line:

@@ -2,9 +2,9 @@
 
     parallel (batch.., outer windows, group, block of windows):
         planes[channel, tap.., phase] = the block's part of the image, 0 outside
-        for tile of rows:
+        for tile of rows, for strip of windows:
             sums[row, window] = Σ_{channel, taps} kernel[row] · planes[.. + tap, window]
-            out = epilogue(sums)
+        out = epilogue(sums)
 
 The last two windowed dims make up a block. A plane has the padding in it and its lines joined, so
 that one displacement of the whole block is a tap, whatever the line a window lies in; what is
@@ -28,12 +28,17 @@ from ..windows import NEEDS, Along, Windows, group_windows, known
 
 @dataclass(frozen=True)
 class WindowsConfig(Config):
-    """`rows` × `vectors` sums in registers; a block is `lines` × `columns` windows."""
+    """`rows` × `vectors` sums in registers; a block is `lines` × `columns` windows.
+
+    `strips`: all rows of a strip of windows before the next strip, rather than all strips of a tile
+    of rows: the image's part stays in the first cache, and the kernel passes by.
+    """
 
     rows: int
     vectors: int
     lines: int
     columns: int
+    strips: bool
 
 
 @dataclass(frozen=True)
@@ -104,7 +109,9 @@ class WindowSums:
 
 def _candidates(found: Windows, caps: Capability) -> Iterator[WindowsConfig]:
     lines, columns = (a.windows for a in found.along[-2:])
-    most = caps.vector_registers - 4
+    # One register of few is left for a number of the kernel; where there are many, numbers are
+    # operands in memory.
+    most = caps.vector_registers - (4 if _folds(caps) else 1)
     heights = sorted({min(h, found.row_count) for h in (1, 2, 3, 4, 5, 6, 7, 8, 10, 12)})
     for width in {-(-columns // n) for n in range(1, max(2, -(-columns // 256) + 1))}:
         if width > 512:
@@ -113,31 +120,43 @@ def _candidates(found: Windows, caps: Capability) -> Iterator[WindowsConfig]:
             for rows in heights:
                 for vectors in range(1, 9):
                     if rows * vectors + vectors <= most:
-                        yield WindowsConfig(rows, vectors, line, width)
+                        for strips in (False, True)[: 1 + (found.row_count > rows)]:
+                            yield WindowsConfig(rows, vectors, line, width, strips)
+
+
+def _folds(caps: Capability) -> bool:
+    """Whether an instruction takes a number for all lanes, which else is a load of its own."""
+    return caps.vector_registers >= 32
 
 
 def cost(found: Windows, config: WindowsConfig, caps: Capability) -> float:
-    """About how many cycles the blocks of one image take."""
+    """About how many times a vector's sums the blocks of one image take."""
     lanes, rows = caps.lanes(), found.row_count
     counts = (config.lines, config.columns)
     high, wide = (Dim(a, n) for a, n in zip(found.along[-2:], counts, strict=True))
     vectors = -(-((config.lines - 1) * wide.length + config.columns) // lanes)
     channels = math.prod(known(a) for a in found.channels)
     depth = channels * math.prod(a.taps for a in found.along)
-    plane = math.prod(a.taps for a in found.along[:-2]) * math.prod(
-        d.phases * d.length for d in (high, wide)
-    )
+    outer = math.prod(a.taps for a in found.along[:-2])
+    plane = outer * math.prod(d.phases * d.length for d in (high, wide))
     blocks = math.prod(-(-a.windows // n) for a, n in zip(found.along[-2:], counts, strict=True))
 
-    # Of a step: a sum's next turn comes 4 cycles later; a vector from two lines is two loads.
+    # Of a step: a sum's next turn comes 4 cycles later, of one or two sums each; a vector that
+    # starts anywhere often is of two lines, and then two loads.
     sums, across = config.rows * config.vectors, config.vectors
-    work = max(sums, 4, 2 * across + 0.5 * config.rows) + 0.5
-    planes = 4 * channels * plane
-    if planes + 4 * config.rows * vectors * lanes > caps.l1_bytes * 5 // 8:
+    loads = (1 + lanes / 16) * across + config.rows * min(1, 8 / lanes)
+    work = max(sums, 4 if lanes >= 16 else 8, loads) + 0.5
+    work += 0 if _folds(caps) else config.rows / 8
+    planes, kernel = 4 * channels * plane, 4 * rows * depth
+    read = planes
+    if config.strips:
+        lines = high.along.taps * (math.gcd(high.step, abs(high.along.step)) or 1)
+        read = 4 * channels * outer * lines * wide.phases * (across * lanes + 16)
+    if read + 4 * sums * lanes > caps.l1_bytes * 5 // 8:
         near = planes <= caps.l2_bytes // 2
         work += (2 if near else 4) * across / wide.along.taps
-    if 4 * config.rows * depth > caps.l1_bytes // 2:
-        work += config.rows / (8 if 4 * rows * depth <= caps.l2_bytes // 2 else 2)
+    if (kernel if config.strips else 4 * config.rows * depth) > caps.l1_bytes // 2:
+        work += config.rows / (8 if kernel <= caps.l2_bytes // 2 else 2)
     tiles = -(-rows // config.rows) * -(-vectors // across)
     pack = channels * plane / lanes * (1.5 if wide.phases == 1 else 16)
     finish = 2 * rows * config.lines * -(-config.columns // lanes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import reduce
 from typing import Any
 
@@ -142,17 +141,14 @@ class _Separable:
     def row_factor(self, fold: Fold, env: dict[Axis, Tir]) -> Tir | None:
         return self.nest.bind("factor", self._product(fold.rows, env)) if fold.rows else None
 
-    def value(self, number: int, places: list[Tir], column: Tir) -> Tir:
-        """What a reduction takes of an element."""
+    def source(self, places: list[Tir], column: Tir) -> Tir:
+        """An element of a row of the source."""
         read = self.found.read
         element = self.nest.emitter.lowering.read(read.tensor, [*places, column])
-        return self._valued(number, convert(element, read.dtype, self.kind))
+        return convert(element, read.dtype, self.kind)
 
-    def fill_value(self, number: int) -> Tir:
-        """What it takes of elements outside."""
-        return self._valued(number, constant(self.found.read.fill or 0, self.kind))
-
-    def _valued(self, number: int, element: Tir) -> Tir:
+    def value(self, number: int, element: Tir) -> Tir:
+        """What a reduction takes of an element."""
         self.element = element
         return self.nest.value(self.values[number], {})
 
@@ -160,16 +156,6 @@ class _Separable:
         """The group's outputs at a column, the reductions being `results`."""
         made = {id(f.stage): r for f, r in zip(self.found.folds, results, strict=True)}
         self.nest.results(self.group, self.env | {self.axes[-1]: column}, made)
-
-    def vectors(self, count: Tir) -> Iterator[tuple[Tir, int]]:
-        """(first, width) of vectors over `count` columns, then of single ones, in loops."""
-        nest, lanes = self.nest, self.lanes
-        whole = nest.opaque("whole", count // index(lanes))
-        with nest.loop("vector", whole) as v:
-            yield nest.bind("first", v * index(lanes)), lanes
-        done = nest.opaque("done", whole * index(lanes))
-        with nest.loop("single", nest.opaque("rest", count - done)) as at:
-            yield nest.bind("first", done + at), 1
 
 
 class AcrossFirst(_Separable):
@@ -226,21 +212,25 @@ class AcrossFirst(_Separable):
         with nest.when(tirx.all(counts, tirx.any(clash, self.rows[slot] != row))):
             with nest.when(tirx.Not(clash)):
                 nest.put(self.rows, [slot], row)
-            for n, line in enumerate(self.lines):
-                nest.run(self.width, self.lanes, lambda at, n=n, line=line: nest.put(
-                    line, [start + at], self._across(n, places, at)
-                ))  # fmt: skip
+            for first, width in nest.vectors(self.width, self.lanes):
+                self._across(places, start, first, width)
         return start
 
-    def _across(self, number: int, places: list[Tir], column: Tir) -> Tir:
-        """All taps of a column in a row of the source."""
-        fold = self.found.folds[number]
+    def _across(self, places: list[Tir], start: Tir, first: Tir, width: int) -> None:
+        """Some columns of a row of the source, all taps of each."""
+        nest = self.nest
         taps = range(len(list(combinations(self.found.column_taps))))
-        terms = (
-            self.term(number, self.value(number, places, self.places[index(t), column]),
-                      index(t), column) for t in taps
-        )  # fmt: skip
-        return reduce(lambda a, b: combine(fold.op, a, b), terms)
+        elements = [
+            nest.gathered(width, lambda lane, t=t: self.source(
+                places, nest.bind("place", self.places[index(t), first + lane])
+            ), self.kind.name) for t in taps
+        ]  # fmt: skip
+        for n, (fold, line) in enumerate(zip(self.found.folds, self.lines, strict=True)):
+            with nest.vector(width) as lane:
+                terms = (self.term(n, self.value(n, e[lane]), index(t), first + lane)
+                         for t, e in enumerate(elements))  # fmt: skip
+                total = reduce(lambda a, b, op=fold.op: combine(op, a, b), terms)
+                nest.put(line, [start + first + lane], total)
 
     def _down(self, number: int, column: Tir, taps: list[tuple[Tir, Tir, Tir]]) -> Tir:
         """A column of a row of the result."""
@@ -263,12 +253,12 @@ class DownFirst(_Separable):
         # One more, for what is outside.
         total = self.source_width() + index(1)
         self.lines = [nest.scratch("down", [total], kind(f)) for f in self.found.folds]
-        self.source = nest.opaque("source", self.source_width())
+        self.count = nest.opaque("source", self.source_width())
 
     def row(self) -> None:
         nest, found, lanes = self.nest, self.found, self.lanes
         for fold, line in zip(found.folds, self.lines, strict=True):
-            nest.run(nest.opaque("all", self.source + index(1)), lanes,
+            nest.run(nest.opaque("all", self.count + index(1)), lanes,
                      lambda at, f=fold, line=line: nest.put(line, [at], neutral(f)))  # fmt: skip
         extents = [nest.size(a.extent) for a in found.row_taps]
         with nest.loop("tap", nest.product(extents)) as tap:
@@ -276,7 +266,7 @@ class DownFirst(_Separable):
             env = self.env | dict(zip(found.row_taps, at, strict=True))
             with nest.when(self.row_counts(env)):
                 self._down(env)
-        for first, width in self.vectors(self.width):
+        for first, width in nest.vectors(self.width, lanes):
             self._across(first, width)
 
     def _down(self, env: dict[Axis, Tir]) -> None:
@@ -295,8 +285,8 @@ class DownFirst(_Separable):
 
         def inside() -> None:
             for n in range(len(self.lines)):
-                nest.run(self.source, self.lanes,
-                         lambda at, n=n: add(n, at, self.value(n, places, at)))  # fmt: skip
+                nest.run(self.count, self.lanes,
+                         lambda at, n=n: add(n, at, self.value(n, self.source(places, at))))  # fmt: skip
 
         if read.fill is None:
             inside()
@@ -306,12 +296,13 @@ class DownFirst(_Separable):
                                   for p, e in zip(places, shape, strict=True)))  # fmt: skip
         with nest.when(there):
             inside()
+        outside = constant(read.fill, self.kind)
         with nest.otherwise():
             for n in range(len(self.lines)):
-                nest.run(self.source, self.lanes,
-                         lambda at, n=n: add(n, at, self.fill_value(n)))  # fmt: skip
+                nest.run(self.count, self.lanes,
+                         lambda at, n=n: add(n, at, self.value(n, outside)))  # fmt: skip
         for n in range(len(self.lines)):
-            add(n, self.source, self.fill_value(n))
+            add(n, self.count, self.value(n, outside))
 
     def _across(self, first: Tir, width: int) -> None:
         nest, folds = self.nest, self.found.folds
@@ -321,10 +312,11 @@ class DownFirst(_Separable):
                 nest.put(total, [lane], neutral(fold))
         with nest.loop("tap", self.taps) as tap:
             for n, (fold, total) in enumerate(zip(folds, made, strict=True)):
+                values = nest.gathered(width, lambda lane, n=n: self.lines[n][
+                    nest.bind("place", self.places[tap, first + lane])
+                ], kind(fold))  # fmt: skip
                 with nest.vector(width) as lane:
-                    column = first + lane
-                    value = self.lines[n][self.places[tap, column]]
-                    term = self.term(n, value, tap, column)
+                    term = self.term(n, values[lane], tap, first + lane)
                     nest.put(total, [lane], combine(fold.op, total[lane], term))
         with nest.vector(width) as lane:
             self.write(first + lane, [t[lane] for t in made])

@@ -99,6 +99,22 @@ class Tiling(Nest):
         with self.loop("rest", self.simple(count - whole * index(lanes))) as at:
             body(whole * index(lanes) + at)
 
+    def vectors(self, count: Tir, lanes: int) -> Iterator[tuple[Tir, int]]:
+        """(first, width) of vectors over 0 … count − 1, then of single ones, each inside a loop."""
+        whole = self.opaque("whole", count // index(lanes))
+        with self.loop("vector", whole) as v:
+            yield self.bind("first", v * index(lanes)), lanes
+        done = self.opaque("done", whole * index(lanes))
+        with self.loop("single", self.opaque("rest", count - done)) as at:
+            yield self.bind("first", done + at), 1
+
+    def gathered(self, width: int, value: Callable[[Tir], Tir], dtype: str = "float32") -> Tir:
+        """A register filled lane by lane: what an index vector would need taken apart for."""
+        (register,) = self.registers("gathered", 1, width, dtype)
+        for lane in range(width):
+            self.put(register, [lane], value(index(lane)))
+        return register
+
     @contextmanager
     def row_blocks(
         self, axes: Sequence[Axis], block: int

@@ -169,11 +169,13 @@ def _result(op: str, case: str, times: Times, share: float | None) -> Result:
 
 
 def inputs(case: BenchCase) -> dict[str, np.ndarray[Any, Any]]:
-    """Normal numbers; weights scaled so that results stay near 1."""
+    """Normal numbers; weights scaled so that results stay near 1, grids of points inside."""
     random = np.random.default_rng(0)
     made = {n: random.standard_normal(s, np.float32) for n, s in case.shapes.items()}
     if "weight" in made:
         made["weight"] /= np.float32(math.sqrt(made["weight"].shape[1]))
+    if "grid" in made:
+        made["grid"] = random.uniform(-1, 1, made["grid"].shape).astype(np.float32)
     return made
 
 
@@ -213,10 +215,15 @@ def _oracle(case: BenchCase, made: dict[str, np.ndarray[Any, Any]]) -> Any:
     bound = _bound(case)
     known = {n: made[n].reshape(v.shape) for n, v in bound.views.items() if n in made}
     found = evaluate(bound.graph, known, dict(bound.sizes) | case.settings)
-    return found[0].reshape(bound.results[0][1])
+    shaped = [f.reshape(shape) for f, (_, shape, _) in zip(found, bound.results, strict=True)]
+    return shaped[0] if len(shaped) == 1 else tuple(shaped)
 
 
 def _compare(got: Any, want: Any) -> None:
+    if isinstance(got, tuple):
+        for one, other in zip(got, want, strict=True):
+            _compare(one, other)
+        return
     a, b = np.asarray(got, np.float64), np.asarray(want, np.float64)
     if a.shape != b.shape:
         raise WrongResult(f"shape {a.shape} where the peer has {b.shape}")

@@ -13,7 +13,8 @@ from .references import reference
 class BenchCase:
     """One line of the benchmark, f32.
 
-    `shapes` are the inputs by name, filled with normal numbers, weights scaled down by √K.
+    `shapes` are the inputs by name, filled with normal numbers, weights scaled down by √K, points
+    of a grid uniform over the image.
     `packed`: the weight is packed beforehand. `numpy`: our side gets NumPy arrays and has no peer
     (a torch call would measure another interface).
     """
@@ -62,6 +63,43 @@ def _convolutions(
     )  # fmt: skip
 
 
+def _pools() -> tuple[BenchCase, ...]:
+    """Windows of 3, stride 2, padding 1, forward and backward."""
+    image, pooled = (8, 64, 112, 112), (8, 64, 56, 56)
+    windows = {"KH": 3, "KW": 3, "SH": 2, "SW": 2, "PH": 1, "PW": 1}
+    out, own = {"OH": 56, "OW": 56}, {"H": 112, "W": 112}
+    label = "3/2/1 8×64×112×112"
+    return (
+        BenchCase("pooling", "max_pool", label, {"x": image}, windows | out),
+        BenchCase("pooling", "avg_pool", label, {"x": image}, windows | out),
+        BenchCase("pooling", "max_pool_backward_from_input", label,
+                  {"grad": pooled, "x": image}, windows),
+        BenchCase("pooling", "avg_pool_backward", label, {"grad": pooled}, windows | own),
+    )  # fmt: skip
+
+
+def _resampled(mode: str) -> tuple[BenchCase, ...]:
+    """Twice as many rows and columns, forward and backward."""
+    image, double = (8, 32, 64, 64), (8, 32, 128, 128)
+    label = f"{mode} ×2 8×32×64×64"
+    return (
+        BenchCase("interpolation", "interpolate", label, {"x": image},
+                  {"OH": 128, "OW": 128, "mode": mode}),
+        BenchCase("interpolation", "interpolate_backward", label, {"grad": double},
+                  {"H": 64, "W": 64, "mode": mode}),
+    )  # fmt: skip
+
+
+def _sampled() -> tuple[BenchCase, ...]:
+    image, grid = (8, 32, 64, 64), (8, 64, 64, 2)
+    label = "bilinear 8×32×64×64"
+    return (
+        BenchCase("grid_sampling", "grid_sample", label, {"x": image, "grid": grid}),
+        BenchCase("grid_sampling", "grid_sample_backward", label,
+                  {"grad": image, "x": image, "grid": grid}),
+    )  # fmt: skip
+
+
 CASES = (
     BenchCase("normalization", "softmax_last_axis", "4096×1024", {"x": _ROWS}),
     BenchCase("normalization", "layer_norm", "4096×1024",
@@ -81,6 +119,10 @@ CASES = (
     *_convolutions("1×1", (8, 256, 56, 56), (64, 256, 1, 1)),
     *_convolutions("depthwise 3×3", (8, 128, 56, 56), (128, 1, 3, 3), groups=128),
     *_convolutions("7×7 stride 2", (8, 3, 224, 224), (64, 3, 7, 7), stride=2),
+    *_pools(),
+    *_resampled("linear"),
+    *_resampled("bicubic"),
+    *_sampled(),
     BenchCase("overhead", "softmax_last_axis", "16×64 numpy", {"x": (16, 64)}, numpy=True),
 )  # fmt: skip
 MINILM = "minilm"
@@ -110,7 +152,7 @@ def _attention(module: Any) -> Callable[..., Any]:
 
 def peer(op: str) -> Callable[[dict[str, Any]], Any] | None:
     """What torch offers for an operator; takes the arguments by name."""
-    return ({"attention": _sdpa} | _CONVOLUTIONS).get(op) or reference(op)
+    return ({"attention": _sdpa} | _CONVOLUTIONS | _SAMPLING).get(op) or reference(op)
 
 
 def _sdpa(a: dict[str, Any]) -> Any:
@@ -166,4 +208,85 @@ _CONVOLUTIONS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "conv_forward": _convolution,
     "conv_data_backward": _data_gradient,
     "conv_weight_backward": _weight_gradient,
+}
+
+
+# Called as users would: the references of the tests pad first.
+
+
+def _windows(a: dict[str, Any]) -> list[list[int]]:
+    """Kernel, stride and padding."""
+    return [[a[f"{n}H"], a[f"{n}W"]] for n in "KSP"]
+
+
+def _max_pool(a: dict[str, Any]) -> Any:
+    import torch
+
+    return torch.nn.functional.max_pool2d(a["x"], *_windows(a))
+
+
+def _max_pool_gradient(a: dict[str, Any]) -> Any:
+    """Finds the maxima too: ours is given none."""
+    import torch
+
+    kernel, stride, padding = _windows(a)
+    pool = torch.ops.aten.max_pool2d_with_indices
+    _, at = pool(a["x"], kernel, stride, padding)
+    backward = torch.ops.aten.max_pool2d_with_indices_backward
+    return backward(a["grad"], a["x"], kernel, stride, padding, [1, 1], False, at)
+
+
+def _avg_pool(a: dict[str, Any]) -> Any:
+    import torch
+
+    return torch.nn.functional.avg_pool2d(a["x"], *_windows(a))
+
+
+def _avg_pool_gradient(a: dict[str, Any]) -> Any:
+    import torch
+
+    grad = a["grad"]
+    x = grad.new_empty(1).expand(*grad.shape[:2], a["H"], a["W"])  # its shape counts
+    backward = torch.ops.aten.avg_pool2d_backward
+    return backward(grad, x, *_windows(a), False, True, None)
+
+
+def _interpolate(a: dict[str, Any]) -> Any:
+    import torch
+
+    mode = {"linear": "bilinear"}.get(a["mode"], a["mode"])
+    resample = torch.nn.functional.interpolate
+    return resample(a["x"], (a["OH"], a["OW"]), mode=mode, align_corners=False)
+
+
+def _interpolate_gradient(a: dict[str, Any]) -> Any:
+    import torch
+
+    mode, grad = {"linear": "bilinear"}.get(a["mode"], a["mode"]), a["grad"]
+    backward = getattr(torch.ops.aten, f"upsample_{mode}2d_backward")
+    return backward(grad, grad.shape[2:], [*grad.shape[:2], a["H"], a["W"]], False)
+
+
+def _grid_sample(a: dict[str, Any]) -> Any:
+    import torch
+
+    return torch.nn.functional.grid_sample(a["x"], a["grid"], align_corners=False)
+
+
+def _grid_sample_gradients(a: dict[str, Any]) -> Any:
+    import torch
+
+    backward = torch.ops.aten.grid_sampler_2d_backward
+    return backward(a["grad"], a["x"], a["grid"], 0, 0, False, [True, True])
+
+
+_SAMPLING: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "max_pool": _max_pool,
+    "max_pool_backward_from_input": _max_pool_gradient,
+    "avg_pool": _avg_pool,
+    "avg_pool_backward": _avg_pool_gradient,
+    "interpolate": _interpolate,
+    "interpolate_backward": _interpolate_gradient,
+    "grid_sample": _grid_sample,
+    "grid_sample_backward": _grid_sample_gradients,
 }

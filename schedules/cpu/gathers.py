@@ -29,6 +29,7 @@ from ..rule import Config, Rejection
 
 NEEDS = "needs a sum over few taps at places from data that other axes share"
 _MOST_TAPS = 16
+_MOST_SIDES = 4
 
 
 @dataclass(frozen=True)
@@ -40,13 +41,23 @@ class GathersConfig(Config):
 
 @dataclass(frozen=True)
 class Gathers:
-    """Σ over `taps` of `source` · `factors`; `channels` are in plain indices of the source alone."""
+    """Σ over `taps` of `source` · `weights` at `points`, for `channels` or summed over them.
+
+    Channels are plain indices of the source. Summed, `scales` are the factors that know them, and
+    `sides` the last kept axes, few, that only weights know.
+    """
 
     source: Read
-    factors: tuple[Expr, ...]
+    weights: tuple[Expr, ...]
+    scales: tuple[Expr, ...]
     channels: tuple[Axis, ...]
     points: tuple[Axis, ...]
     taps: tuple[Axis, ...]
+    sides: tuple[Axis, ...] = ()
+
+    @property
+    def summed(self) -> bool:
+        return bool(self.scales)
 
 
 def gathers(group: Group) -> Gathers | None:
@@ -57,21 +68,49 @@ def gathers(group: Group) -> Gathers | None:
         return None
     if any(not is_map(s) or s.axes != axes or not reads_at(s.expr, head, axes) for s in others):
         return None
-    if any(not isinstance(a.extent, int) for a in node.over):
-        return None
-    if not 1 <= math.prod(int(a.extent) for a in node.over) <= _MOST_TAPS:  # type: ignore[arg-type]
-        return None
     factors = chain(node.body, "mul")
     for factor in factors:
         source = read_of(factor)
         if source is None or not any(map(reads, source.index)):
             continue
-        rest = tuple(f for f in factors if f is not factor)
-        channels = _channels(source, rest, axes)
-        points = tuple(a for a in axes if a not in channels)
-        if channels and len(points) >= 2 and axes[-1] in points:
-            return Gathers(source, rest, channels, points, node.over)
+        rest = [f for f in factors if f is not factor]
+        found = _kept(source, rest, node, axes) or _summed(source, rest, node, axes)
+        if found is not None and _few(found.taps, _MOST_TAPS) and len(found.points) >= 2:
+            return found
     return None
+
+
+def _kept(
+    source: Read, rest: list[Expr], node: forms.Reduce, axes: tuple[Axis, ...]
+) -> Gathers | None:
+    known = {a for f in rest for a in free_axes(f)}
+    channels = tuple(a for a in _plain(source) if a in axes and a not in known)
+    points = tuple(a for a in axes if a not in channels)
+    if not channels or axes[-1] in channels:
+        return None
+    return Gathers(source, tuple(rest), (), channels, points, node.over)
+
+
+def _summed(
+    source: Read, rest: list[Expr], node: forms.Reduce, axes: tuple[Axis, ...]
+) -> Gathers | None:
+    channels = tuple(a for a in _plain(source) if a in node.over)
+    taps = tuple(a for a in node.over if a not in channels)
+    scales = tuple(f for f in rest if set(free_axes(f)) & set(channels))
+    weights = tuple(f for f in rest if not set(free_axes(f)) & set(channels))
+    known = {a for f in (source, *scales) for a in free_axes(f)}
+    count = next((n for n, a in enumerate(reversed(axes)) if a in known), len(axes))
+    points, sides = axes[: len(axes) - count], axes[len(axes) - count :]
+    apart = not any(set(free_axes(f)) & set(taps) for f in scales)
+    if not channels or not scales or not apart or not _few(sides, _MOST_SIDES):
+        return None
+    return Gathers(source, weights, scales, channels, points, taps, sides)
+
+
+def _few(axes: tuple[Axis, ...], most: int) -> bool:
+    """Whether the axes have 1 to `most` points, known when compiling."""
+    known = all(isinstance(a.extent, int) for a in axes)
+    return known and 1 <= math.prod(a.extent for a in axes) <= most  # type: ignore[misc]
 
 
 def read_of(node: Expr) -> Read | None:
@@ -80,11 +119,11 @@ def read_of(node: Expr) -> Read | None:
     return found if isinstance(found, Read) else None
 
 
-def _channels(source: Read, rest: tuple[Expr, ...], axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
+def _plain(source: Read) -> list[Axis]:
+    """Axes that are an index of a read, and in no other of its indices."""
     plain = [i for i in source.index if isinstance(i, Axis)]
-    known = {a for i in source.index if not isinstance(i, Axis) for a in free_axes(i)}
-    known |= {a for f in rest for a in free_axes(f)}
-    return tuple(a for a in axes if a in plain and a not in known and plain.count(a) == 1)
+    inside = {a for i in source.index if not isinstance(i, Axis) for a in free_axes(i)}
+    return [a for a in plain if a not in inside and plain.count(a) == 1]
 
 
 class GatheredSums:
@@ -103,8 +142,9 @@ class GatheredSums:
             yield GathersConfig(block)
 
     def lower(self, emitter: Emitter, group: Group, caps: Capability, config: GathersConfig) -> Any:
-        from .gathers_nest import GathersNest
+        from .gathers_nest import KeptChannels, SummedChannels
 
         found = gathers(group)
         assert found is not None
-        return GathersNest(emitter, group, found, caps.lanes(), config).lower()
+        kind = SummedChannels if found.summed else KeptChannels
+        return kind(emitter, group, found, caps.lanes(), config).lower()

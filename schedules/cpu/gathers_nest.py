@@ -1,4 +1,4 @@
-"""The nest of `GatheredSums`."""
+"""The nests of `GatheredSums`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import reduce
 from typing import Any
 
 from ...dsl.dtypes import f32
-from ...dsl.expr import Axis
+from ...dsl.expr import Axis, Expr
 from ...dsl.lower import constant, convert
 from ...dsl.walk import free_axes
 from ..emit import Emitter
@@ -18,13 +18,14 @@ from .taps import combinations
 from .tiling import Tiling, index, real
 
 Tir = Any
+Env = dict[Axis, Tir]
 
 _TOGETHER = 4  # channels
 _UNROLLED = 4  # taps
 
 
-class GathersNest:
-    """Emits the nest for one group."""
+class _Gathers:
+    """What both share: tables of a row of points, channels a few at a time."""
 
     def __init__(
         self, emitter: Emitter, group: Group, found: Gathers, lanes: int, config: GathersConfig
@@ -32,6 +33,8 @@ class GathersNest:
         self.nest = Tiling(emitter)
         self.group, self.found, self.lanes, self.config = group, found, lanes, config
         self.count = math.prod(int(a.extent) for a in found.taps)  # type: ignore[arg-type]
+        self.sides = list(combinations(found.sides))
+        self.place = found.points[-1]
         channels = set(found.channels)
         source = found.source
         self.moving = [n for n, i in enumerate(source.index) if not set(free_axes(i)) & channels]
@@ -42,28 +45,39 @@ class GathersNest:
 
     def lower(self) -> Any:
         nest, found = self.nest, self.found
-        place = found.points[-1]
-        self.width = nest.opaque("width", nest.size(place.extent))
+        self.width = nest.opaque("width", nest.size(self.place.extent))
+        self.whole = nest.opaque("whole", self.width // index(self.lanes))
         with nest.row_blocks(found.points, self.config.block) as (outer, first, rows):
-            self._prepare()
+            self.prepare()
             with nest.loop("row", rows) as row:
                 env = outer | {found.points[-2]: nest.bind("at", first + row)}
                 with nest.loop("column", self.width) as at:
-                    self._tabulate(env | {place: at}, at)
-                self._channels(env)
+                    self._tabulate(env | {self.place: at}, at)
+                self.row(env)
         return nest.finish()
 
-    def _prepare(self) -> None:
-        nest = self.nest
-        shape = [self.count, nest.size(self.found.points[-1].extent)]
+    def prepare(self) -> None:
+        """Memory of a task."""
+        nest, width = self.nest, self.nest.size(self.place.extent)
+        shape = [self.count, width]
         indices = 1 if self.flat else len(self.moving)
         self.places = [nest.scratch("places", shape, "int64") for _ in range(indices)]
-        self.weights = nest.scratch("weights", shape)
+        self.weights = nest.scratch("weights", [len(self.sides) * self.count, width])
         self.inside = None
         if self.found.source.fill is not None:
             self.inside = nest.scratch("inside", shape, "int32")
 
-    def _tabulate(self, env: dict[Axis, Tir], at: Tir) -> None:
+    def row(self, env: Env) -> None:
+        """A row of points, the tables at hand."""
+        raise NotImplementedError
+
+    def sums(self, channels: list[Env], first: Tir, width: int) -> None:
+        """`width` points for some channels."""
+        raise NotImplementedError
+
+    # --- tables ---
+
+    def _tabulate(self, env: Env, at: Tir) -> None:
         """The tables' column of a point; outside, the place is element 0."""
         from tvm import tirx
 
@@ -84,9 +98,14 @@ class GathersNest:
                 places = [self._flat(places)]
             for table, place in zip(self.places, places, strict=True):
                 nest.put(table, [number, at], place)
-            factors = (nest.real(f, here) for f in self.found.factors)
-            weight = reduce(lambda a, b: a * b, factors, real(1.0))
-            nest.put(self.weights, [number, at], weight)
+            for n, side in enumerate(self.sides):
+                known = here | dict(zip(self.found.sides, map(index, side), strict=True))
+                weight = self._product(self.found.weights, known)
+                nest.put(self.weights, [n * self.count + number, at], weight)
+
+    def _product(self, factors: tuple[Expr, ...], env: Env) -> Tir:
+        values = [self.nest.real(f, env) for f in factors]
+        return reduce(lambda a, b: a * b, values) if values else real(1.0)
 
     def _flat(self, places: list[Tir]) -> Tir:
         """How many elements away a place is."""
@@ -97,102 +116,194 @@ class GathersNest:
             total = total + place * (step if self.strides is None else self.strides[dim])
         return total
 
-    def _channels(self, env: dict[Axis, Tir]) -> None:
-        """A row of points for every channel."""
-        from tvm import tirx
+    # --- channels ---
 
-        nest, source = self.nest, self.found.source
-        sizes = [nest.size(e) for e in source.tensor.shape]
-        extents = [nest.size(a.extent) for a in self.found.channels]
-        count = nest.opaque("channels", nest.product(extents))
+    def channel(self, env: Env, number: Tir) -> Env:
+        """`env` with the axes of a channel."""
+        nest, axes = self.nest, self.found.channels
+        at = nest.unflatten(number, [nest.size(a.extent) for a in axes])
+        return env | dict(zip(axes, (nest.bind("at", a) for a in at), strict=True))
 
-        def chosen(channel: Tir) -> dict[Axis, Tir]:
-            at = [nest.bind("at", p) for p in nest.unflatten(channel, extents)]
-            return env | dict(zip(self.found.channels, at, strict=True))
+    def each_channel(self, env: Env) -> None:
+        """`sums` for all points of a row and all channels."""
+        nest = self.nest
+        count = nest.product([nest.size(a.extent) for a in self.found.channels])
+        count = nest.opaque("channels", count)
+        grouped = nest.opaque("grouped", count // index(_TOGETHER))
+        done = nest.opaque("done", grouped * index(_TOGETHER))
+        with nest.loop("group", grouped) as g:
+            first = nest.bind("first", g * index(_TOGETHER))
+            self._vectors([self.channel(env, first + index(n)) for n in range(_TOGETHER)])
+        with nest.loop("channel", nest.opaque("rest", count - done)) as channel:
+            self._vectors([self.channel(env, done + channel)])
+        done = nest.opaque("done", self.whole * index(self.lanes))
+        rest = nest.opaque("rest", self.width - done)
+        with nest.loop("channel", count) as channel:
+            here = self.channel(env, channel)
+            with nest.loop("single", rest) as at:
+                self.sums([here], nest.bind("first", done + at), 1)
 
-        with nest.choice(reduce(tirx.all, (s > index(0) for s in sizes))) as otherwise:
-            whole = nest.opaque("whole", self.width // index(self.lanes))
-            grouped = nest.opaque("grouped", count // index(_TOGETHER))
-            done = nest.opaque("done", grouped * index(_TOGETHER))
-            with nest.loop("group", grouped) as g:
-                first = nest.bind("first", g * index(_TOGETHER))
-                self._vectors([chosen(first + index(n)) for n in range(_TOGETHER)], whole)
-            with nest.loop("channel", nest.opaque("rest", count - done)) as channel:
-                self._vectors([chosen(done + channel)], whole)
-            done = nest.opaque("done", whole * index(self.lanes))
-            rest = nest.opaque("rest", self.width - done)
-            with nest.loop("channel", count) as channel:
-                here = chosen(channel)
-                with nest.loop("single", rest) as at:
-                    self._sums([here], nest.bind("first", done + at), 1)
-            otherwise()
-            if source.fill is not None:
-                fill = constant(source.fill, f32)
-                with nest.loop("channel", count) as channel:
-                    here = chosen(channel)
-                    with nest.loop("column", self.width) as at:
-                        terms = (fill * self.weights[index(t), at] for t in range(self.count))
-                        self._write(here, at, reduce(lambda a, b: a + b, terms))
+    def _vectors(self, channels: list[Env]) -> None:
+        with self.nest.loop("vector", self.whole) as v:
+            self.sums(channels, self.nest.bind("first", v * index(self.lanes)), self.lanes)
 
-    def _vectors(self, channels: list[dict[Axis, Tir]], whole: Tir) -> None:
-        """`whole` vectors of points for some channels."""
-        with self.nest.loop("vector", whole) as v:
-            first = self.nest.bind("first", v * index(self.lanes))
-            self._sums(channels, first, self.lanes)
-
-    def _sums(self, channels: list[dict[Axis, Tir]], first: Tir, width: int) -> None:
-        """`width` neighbouring points for some channels."""
-        nest, count = self.nest, len(channels)
-        totals = nest.registers("total", count, width)
-        for total in totals:
-            with nest.vector(width) as lane:
-                nest.put(total, [lane], real(0.0))
+    def each_tap(self, width: int, body: Any) -> None:
+        """`body(tap)` for all taps."""
         if width == 1 or self.count > _UNROLLED:
-            with nest.loop("tap", index(self.count)) as tap:
-                self._tap(channels, totals, tap, first, width)
+            with self.nest.loop("tap", index(self.count)) as tap:
+                body(tap)
         else:
             for t in range(self.count):
-                self._tap(channels, totals, index(t), first, width)
-        for env, total in zip(channels, totals, strict=True):
-            with nest.vector(width) as lane:
-                self._write(env, first + lane, total[lane])
+                body(index(t))
 
-    def _tap(
-        self, channels: list[dict[Axis, Tir]], totals: list[Tir], tap: Tir, first: Tir, width: int
-    ) -> None:
-        """One tap into all sums. Places are taken one by one: an address serves all channels."""
-        from tvm import tirx
+    def values(self, channels: list[Env], tap: Tir, first: Tir, width: int) -> list[Tir]:
+        """Registers of what the source has at a tap, one for each channel.
 
-        nest, source = self.nest, self.found.source
-        values = nest.registers("value", len(channels), width)
+        Places are taken one by one: an address serves all channels.
+        """
+        nest = self.nest
+        made = nest.registers("value", len(channels), width)
         for lane in range(width):
             at = first + index(lane)
             places = [nest.bind("place", table[tap, at]) for table in self.places]
-            for env, value in zip(channels, values, strict=True):
+            for env, value in zip(channels, made, strict=True):
                 nest.put(value, [lane], self._element(env, places))
-        for total, value in zip(totals, values, strict=True):
-            with nest.vector(width) as lane:
-                found = value[lane]
-                if self.inside is not None:
-                    inside = self.inside[tap, first + lane] != tirx.const(0, "int32")
-                    found = tirx.Select(inside, found, constant(source.fill, f32))
-                nest.put(total, [lane], total[lane] + found * self.weights[tap, first + lane])
+        return made
 
-    def _element(self, env: dict[Axis, Tir], places: list[Tir]) -> Tir:
+    def masked(self, value: Tir, tap: Tir, at: Tir) -> Tir:
+        """A value where it is inside, else the fill value."""
+        from tvm import tirx
+
+        if self.inside is None:
+            return value
+        inside = self.inside[tap, at] != tirx.const(0, "int32")
+        return tirx.Select(inside, value, constant(self.found.source.fill, f32))
+
+    def _element(self, env: Env, places: list[Tir]) -> Tir:
         """What the source has for a channel at a place, as f32."""
         nest, source = self.nest, self.found.source
         left = iter(places)
-        index_ = []
+        at = []
         for n, node in enumerate(source.index):
             if n not in self.moving:
-                index_.append(nest.value(node, env))
+                at.append(nest.value(node, env))
             elif self.flat and n != self.moving[-1]:
-                index_.append(index(0))
+                at.append(index(0))
             else:
-                index_.append(next(left))
-        value = nest.emitter.lowering.read(source.tensor, index_)
+                at.append(next(left))
+        value = nest.emitter.lowering.read(source.tensor, at)
         return convert(value, source.dtype, f32)
 
-    def _write(self, env: dict[Axis, Tir], at: Tir, total: Tir) -> None:
-        here = env | {self.found.points[-1]: at}
-        self.nest.results(self.group, here, {id(self.group.stages[0]): total})
+    def has_elements(self) -> Tir:
+        """Whether there is an element 0."""
+        from tvm import tirx
+
+        sizes = [self.nest.size(e) for e in self.found.source.tensor.shape]
+        return reduce(tirx.all, (s > index(0) for s in sizes))
+
+    def write(self, env: Env, total: Tir) -> None:
+        self.nest.results(self.group, env, {id(self.group.stages[0]): total})
+
+
+class KeptChannels(_Gathers):
+    """A sum for each channel."""
+
+    def row(self, env: Env) -> None:
+        nest, fill = self.nest, self.found.source.fill
+        with nest.choice(self.has_elements()) as otherwise:
+            self.each_channel(env)
+            otherwise()
+            if fill is not None:
+                count = nest.product([nest.size(a.extent) for a in self.found.channels])
+                with nest.loop("channel", count) as channel, nest.loop("at", self.width) as at:
+                    here = self.channel(env, channel) | {self.place: at}
+                    terms = (constant(fill, f32) * self.weights[index(t), at]
+                             for t in range(self.count))  # fmt: skip
+                    self.write(here, reduce(lambda a, b: a + b, terms))
+
+    def sums(self, channels: list[Env], first: Tir, width: int) -> None:
+        nest = self.nest
+        totals = nest.registers("total", len(channels), width)
+        for total in totals:
+            with nest.vector(width) as lane:
+                nest.put(total, [lane], real(0.0))
+
+        def add(tap: Tir) -> None:
+            values = self.values(channels, tap, first, width)
+            for total, value in zip(totals, values, strict=True):
+                with nest.vector(width) as lane:
+                    term = self.masked(value[lane], tap, first + lane)
+                    term = term * self.weights[tap, first + lane]
+                    nest.put(total, [lane], total[lane] + term)
+
+        self.each_tap(width, add)
+        for env, total in zip(channels, totals, strict=True):
+            with nest.vector(width) as lane:
+                self.write(env | {self.place: first + lane}, total[lane])
+
+
+class SummedChannels(_Gathers):
+    """One sum over all channels for each of the sides."""
+
+    def prepare(self) -> None:
+        super().prepare()
+        shape = [len(self.sides), self.nest.size(self.place.extent)]
+        self.totals = self.nest.scratch("totals", shape)
+
+    def row(self, env: Env) -> None:
+        nest = self.nest
+        for n in range(len(self.sides)):
+            nest.run(self.width, self.lanes, lambda at, n=n: nest.put(
+                self.totals, [n, at], real(0.0)
+            ))  # fmt: skip
+        with nest.choice(self.has_elements()) as otherwise:
+            self.each_channel(env)
+            otherwise()
+            self._outside(env)
+        with nest.loop("column", self.width) as at:
+            for n, side in enumerate(self.sides):
+                known = dict(zip(self.found.sides, map(index, side), strict=True))
+                self.write(env | known | {self.place: at}, self.totals[index(n), at])
+
+    def _outside(self, env: Env) -> None:
+        """The sums where there is no element: of the fill value, if there are channels."""
+        nest, fill = self.nest, self.found.source.fill
+        count = nest.product([nest.size(a.extent) for a in self.found.channels])
+        if fill is None:
+            return
+        with nest.loop("channel", count) as channel, nest.loop("at", self.width) as at:
+            scale = self._product(self.found.scales, self.channel(env, channel) | {self.place: at})
+            for n in range(len(self.sides)):
+                for t in range(self.count):
+                    weight = self.weights[index(n * self.count + t), at]
+                    term = constant(fill, f32) * scale * weight
+                    nest.put(self.totals, [n, at], self.totals[index(n), at] + term)
+
+    def sums(self, channels: list[Env], first: Tir, width: int) -> None:
+        nest, sides = self.nest, range(len(self.sides))
+        totals = nest.registers("total", len(sides), width)
+        scales = nest.registers("scale", len(channels), width)
+        for n in sides:
+            with nest.vector(width) as lane:
+                nest.put(totals[n], [lane], self.totals[index(n), first + lane])
+        for env, scale in zip(channels, scales, strict=True):
+            with nest.vector(width) as lane:
+                here = env | {self.place: first + lane}
+                nest.put(scale, [lane], self._product(self.found.scales, here))
+
+        def add(tap: Tir) -> None:
+            values = self.values(channels, tap, first, width)
+            (part,) = nest.registers("part", 1, width)
+            with nest.vector(width) as lane:
+                terms = (self.masked(v[lane], tap, first + lane) * s[lane]
+                         for v, s in zip(values, scales, strict=True))  # fmt: skip
+                nest.put(part, [lane], reduce(lambda a, b: a + b, terms))
+            for n in sides:
+                with nest.vector(width) as lane:
+                    weight = self.weights[index(n * self.count) + tap, first + lane]
+                    nest.put(totals[n], [lane], totals[n][lane] + part[lane] * weight)
+
+        self.each_tap(width, add)
+        for n in sides:
+            with nest.vector(width) as lane:
+                nest.put(self.totals, [n, first + lane], totals[n][lane])

@@ -12,13 +12,14 @@ What depends on columns alone is worked out once, ahead of all rows. A task has 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from ...dsl import forms
-from ...dsl.dtypes import bool_
-from ...dsl.expr import Axis, Expr, Read, Stage
+from ...dsl.dtypes import bool_, f32
+from ...dsl.expr import Axis, Binary, Cast, Expr, Read, Stage, binary, cast
 from ...dsl.graph import reads
 from ...dsl.walk import free_axes, walk
 from ..capability import Capability
@@ -69,14 +70,7 @@ class Separable:
         """Whether the taps of either side are a small number, and none is outside."""
         sides = [[a.extent for a in side] for side in (self.row_taps, self.column_taps)]
         known = all(isinstance(e, int) for side in sides for e in side)
-        return known and self.read.fill is None and all(_product(s) <= _FEW for s in sides)
-
-
-def _product(extents: list[Any]) -> int:
-    total = 1
-    for extent in extents:
-        total *= extent
-    return total
+        return known and self.read.fill is None and all(math.prod(s) <= _FEW for s in sides)  # type: ignore[arg-type]
 
 
 def separable(group: Group) -> Separable | None:
@@ -159,12 +153,26 @@ def _fold(stage: Stage, first: forms.Reduce, read: Read, sides: _Sides) -> Fold 
         return None
     if node.where is not first.where:
         return None
-    factors = chain(node.body, "mul") if node.op == "sum" else [node.body]
+    factors = _factors(node.body) if node.op == "sum" else [node.body]
     values = [f for f in factors if any(n is read for n in walk(f))]
     rest = sides.sort([f for f in factors if all(f is not v for v in values)])
     if len(values) != 1 or rest is None or not _from_read(values[0], read):
         return None
     return Fold(stage, values[0], *rest)
+
+
+def _factors(node: Expr) -> list[Expr]:
+    """The factors of a product; a quotient has 1 / each of its divisor's, too.
+
+    Widening keeps whole numbers that areas are made of, so the product is widened factor by factor.
+    """
+    if isinstance(node, Binary) and node.op == "mul":
+        return _factors(node.a) + _factors(node.b)
+    if isinstance(node, Binary) and node.op == "div":
+        return _factors(node.a) + [binary("div", 1.0, f) for f in _factors(node.b)]
+    if isinstance(node, Cast) and node.dtype == f32 and node.a.dtype.is_int:
+        return [cast(f, f32) for f in _factors(node.a)]
+    return [node]
 
 
 def _from_read(node: Expr, read: Read) -> bool:

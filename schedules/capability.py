@@ -65,6 +65,14 @@ class Capability:
             return 0
         return (3 if self.vector_registers >= 32 else 2) * self.lanes()
 
+    @property
+    def folds_numbers(self) -> bool:
+        """Whether an instruction takes a number in memory for all lanes of a vector.
+
+        So do those with names for 32 registers; elsewhere a number is loaded to a register first.
+        """
+        return self.vector_registers >= 32
+
     def lanes(self, bits: int = 32) -> int:
         """Elements of a vector register."""
         return max(1, self.vector_bits // bits)

@@ -73,8 +73,8 @@ class TapSums:
         assert found is not None
         lanes = caps.lanes()
         grouped = found.row_count < lanes and found.group_count > lanes // 2
-        for vectors in (1,) if grouped else (2, 1, 3):
-            yield _config(found, caps, vectors, grouped)
+        for tile in sorted(_tiles(found, caps, grouped))[:8]:
+            yield _config(found, caps, tile, grouped)
 
     def lower(self, emitter: Emitter, group: Group, caps: Capability, config: TapConfig) -> Any:
         from .tap_nest import TapNest
@@ -88,15 +88,40 @@ def column_count(found: Windows) -> int:
     return math.prod(map(known, found.batch))
 
 
-def _config(found: Windows, caps: Capability, vectors: int, grouped: bool) -> TapConfig:
+@dataclass(frozen=True, order=True)
+class _Tile:
+    """Sums in registers, by what the whole costs in them."""
+
+    cost: float
+    vectors: int
+    tall: int
+    wide: int
+
+
+def _tiles(found: Windows, caps: Capability, grouped: bool) -> Iterator[_Tile]:
+    """Tiles that the registers hold."""
+    lanes, columns, last = caps.lanes(), column_count(found), found.along[-1].windows
+    folds = caps.folds_numbers
+    most = caps.vector_registers - (4 if folds else 2)
+    panels = 1 if grouped else -(-found.row_count // lanes)
+    for vectors in range(1, 2 if grouped else min(3, panels) + 1):
+        for wide in {-(-last // n) for n in range(1, last + 1)}:
+            for tall in {-(-columns // n) for n in range(1, columns + 1)}:
+                sums = vectors * wide * tall
+                if sums + vectors > most and sums > 1:
+                    continue
+                # Of a step; a sum's next turn comes 4 cycles later, of one or two sums each.
+                loads = vectors + wide * tall * (1 if grouped else min(1, 8 / lanes))
+                work = max(sums, 4 if folds else 8, loads) + 0.5 + loads / 32
+                shares = -(-panels // vectors) * -(-columns // tall) * found.group_count
+                most_of_core = -(-shares // caps.cores)
+                yield _Tile(work * most_of_core * -(-last // wide), vectors, tall, wide)
+
+
+def _config(found: Windows, caps: Capability, tile: _Tile, grouped: bool) -> TapConfig:
     lanes, high, last = caps.lanes(), found.along[-2], found.along[-1]
     columns, rows = column_count(found), found.row_count
-    most = caps.vector_registers - 4
-    if not grouped:
-        vectors = min(vectors, -(-rows // lanes))
-    chunks = -(-last.windows // 8)
-    wide = -(-last.windows // chunks)
-    tall = max(1, min(columns, (most - vectors) // (wide * vectors)))
+    vectors, tall, wide = tile.vectors, tile.tall, tile.wide
     width = vectors * lanes
     row_block, column_block = rows, columns
     if not grouped:

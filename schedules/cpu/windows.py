@@ -111,7 +111,7 @@ def _candidates(found: Windows, caps: Capability) -> Iterator[WindowsConfig]:
     lines, columns = (a.windows for a in found.along[-2:])
     # One register of few is left for a number of the kernel; where there are many, numbers are
     # operands in memory.
-    most = caps.vector_registers - (4 if _folds(caps) else 1)
+    most = caps.vector_registers - (4 if caps.folds_numbers else 1)
     heights = sorted({min(h, found.row_count) for h in (1, 2, 3, 4, 5, 6, 7, 8, 10, 12)})
     for width in {-(-columns // n) for n in range(1, max(2, -(-columns // 256) + 1))}:
         if width > 512:
@@ -122,11 +122,6 @@ def _candidates(found: Windows, caps: Capability) -> Iterator[WindowsConfig]:
                     if rows * vectors + vectors <= most:
                         for strips in (False, True)[: 1 + (found.row_count > rows)]:
                             yield WindowsConfig(rows, vectors, line, width, strips)
-
-
-def _folds(caps: Capability) -> bool:
-    """Whether an instruction takes a number for all lanes, which else is a load of its own."""
-    return caps.vector_registers >= 32
 
 
 def cost(found: Windows, config: WindowsConfig, caps: Capability) -> float:
@@ -145,14 +140,14 @@ def cost(found: Windows, config: WindowsConfig, caps: Capability) -> float:
     # starts anywhere often is of two lines, and then two loads.
     sums, across = config.rows * config.vectors, config.vectors
     loads = (1 + lanes / 16) * across + config.rows * min(1, 8 / lanes)
-    work = max(sums, 4 if lanes >= 16 else 8, loads) + 0.5
-    work += 0 if _folds(caps) else config.rows / 8
+    work = max(sums, 4 if caps.folds_numbers else 8, loads) + 0.5
+    work += 0 if caps.folds_numbers else config.rows / 8
     planes, kernel = 4 * channels * plane, 4 * rows * depth
-    read = planes
+    read = planes + 4 * config.rows * vectors * lanes
     if config.strips:
         lines = high.along.taps * (math.gcd(high.step, abs(high.along.step)) or 1)
         read = 4 * channels * outer * lines * wide.phases * (across * lanes + 16)
-    if read + 4 * sums * lanes > caps.l1_bytes * 5 // 8:
+    if read > caps.l1_bytes * 5 // 8:
         near = planes <= caps.l2_bytes // 2
         work += (2 if near else 4) * across / wide.along.taps
     if (kernel if config.strips else 4 * config.rows * depth) > caps.l1_bytes // 2:

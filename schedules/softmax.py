@@ -6,9 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..dsl import forms
-from ..dsl.expr import Axis, Binary, Expr, Stage
+from ..dsl.expr import Axis, Expr, Stage
 from ..dsl.graph import reads
 from ..dsl.walk import free_axes
+from .bounds import upper_bounds
 from .group import Group, contraction, is_map
 from .rule import Rejection, check, first_rejection
 
@@ -111,44 +112,9 @@ def key_bounds(found: Roles) -> list[Expr]:
 
     Those of a tile's last row are bounds for the tile. They may read tensors at batch axes.
     """
-    return _bounds(found, found.key, found.row)
+    return list(upper_bounds(found.node.where, found.key, found.row, set(found.batch)))
 
 
 def row_bounds(found: Roles) -> list[Expr]:
     """Exclusive bounds of the rows that any key counts for: functions of the batch axes."""
-    return _bounds(found, found.row, None)
-
-
-def _bounds(found: Roles, axis: Axis, row: Axis | None) -> list[Expr]:
-    if found.node.where is None:
-        return []
-    batch = set(found.batch)
-    bounds = (_upper_bound(part, axis, row, batch) for part in _conjuncts(found.node.where))
-    return [b for b in bounds if b is not None]
-
-
-def _conjuncts(node: Expr) -> list[Expr]:
-    if isinstance(node, Binary) and node.op == "and":
-        return _conjuncts(node.a) + _conjuncts(node.b)
-    return [node]
-
-
-def _upper_bound(node: Expr, axis: Axis, row: Axis | None, batch: set[Axis]) -> Expr | None:
-    """An exclusive bound f of `axis` from axis ≤ f or axis < f, f = row plus what rows share."""
-    if not isinstance(node, Binary) or node.op not in ("le", "lt") or node.a is not axis:
-        return None
-    if not _steps_with(node.b, row, batch):
-        return None
-    return node.b + 1 if node.op == "le" else node.b
-
-
-def _steps_with(node: Expr, row: Axis | None, batch: set[Axis]) -> bool:
-    """Whether `node` never falls as the row grows."""
-    axes = set(free_axes(node))
-    if node is row or row is None or row not in axes:
-        return all(a is row or a in batch for a in axes)
-    if isinstance(node, Binary) and node.op == "add":
-        return _steps_with(node.a, row, batch) and _steps_with(node.b, row, batch)
-    if isinstance(node, Binary) and node.op == "sub":
-        return _steps_with(node.a, row, batch) and row not in free_axes(node.b)
-    return False
+    return list(upper_bounds(found.node.where, found.row, None, set(found.batch)))

@@ -6,13 +6,13 @@ and after each at most one pointwise stage, its *result*.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from ..dsl.expr import Axis, Expr, Read, Stage
+from ..dsl.expr import Axis, Expr, Read, Stage, Tensor, Unary
 from ..dsl.forms import Reduce
 from ..dsl.graph import reads
-from ..dsl.walk import free_axes, rebuild
+from ..dsl.walk import free_axes, rebuild, walk
 from ..dsl.weighted import WeightedSum
 from .group import Group, contraction, is_map
 from .rule import Rejection, check, first_rejection
@@ -138,19 +138,37 @@ def _factors(stage: Stage, key: Axis) -> Factors | None:
     return Factors(stage, found.b, found.a, found.k[0]) if key in found.m else None
 
 
-def weights_of(found: Sequence[Sum]) -> tuple[Expr, ...]:
-    """The sums' weights, each once, those that are parts of others first."""
-    distinct = list({id(s.node.weight): s.node.weight for s in found}.values())
-    return tuple(sorted(distinct, key=_size))
+@dataclass(frozen=True)
+class Step:
+    """A value on the way to the weights: `node`, where it is `origin`'s with parts named."""
+
+    origin: Expr
+    node: Expr
+    proxy: Tensor
 
 
-def _size(node: Expr) -> int:
-    from ..dsl.walk import walk
+def steps(nodes: Sequence[Expr], functions: Collection[str]) -> tuple[Step, ...]:
+    """What to compute for `nodes`, in order: themselves, and before them each function of `functions`.
 
-    return sum(1 for _ in walk(node))
+    A later one reads the `proxy` of an earlier. Nested in one expression such functions would grow
+    past what compilers take, and parts that nodes share would be computed twice.
+    """
+    wanted: dict[int, Expr] = {}
+    for node in nodes:
+        for part in walk(node):
+            if part is node or (isinstance(part, Unary) and part.op in functions):
+                wanted.setdefault(id(part), part)
+    known: dict[int, Expr] = {}
+    made = []
+    for part in wanted.values():
+        children = tuple(replaced(c, known) for c in part.children())
+        proxy = Tensor(f"step_{len(made)}", (), part.dtype)
+        made.append(Step(part, rebuild(part, children) if children else part, proxy))
+        known[id(part)] = Read(proxy, (), None, part.dtype)
+    return tuple(made)
 
 
-def replaced(node: Expr, known: dict[int, Read]) -> Expr:
+def replaced(node: Expr, known: Mapping[int, Expr]) -> Expr:
     """`node` with nodes (by identity) replaced by what reads their value."""
     if id(node) in known:
         return known[id(node)]

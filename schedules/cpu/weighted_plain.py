@@ -16,7 +16,7 @@ from ...dsl.expr import Axis
 from ...dsl.forms import Reduce
 from ..emit import Emitter
 from ..group import Group, is_map
-from ..weighted import Sum, inner_sums, sums
+from ..weighted import Sum, inner_sums, steps, sums
 from .tiling import Tiling, index, real
 
 
@@ -33,13 +33,14 @@ class _Plain:
         self.nest, self.sum, self.node = nest, each, each.node
         self.readers = nest.emitter.lowering.readers
         self.inner = inner_sums(group)
+        self.steps = steps([self.node.weight], nest.emitter.lowering.math)
 
     def lower(self) -> None:
         nest, rows = self.nest, self.node.row_axes()
         extents = [nest.size(a.extent) for a in rows]
         with nest.loop("row", nest.product(extents), "parallel") as r:
             at = nest.unflatten(r, extents)
-            self._row({a: nest.bind("at", i) for a, i in zip(rows, at, strict=True)})
+            self._row({a: nest.opaque("at", i) for a, i in zip(rows, at, strict=True)})
 
     @contextmanager
     def _over(self, axes: Sequence[Axis], env: dict[Axis, Any]) -> Iterator[tuple[Any, Any]]:
@@ -89,6 +90,10 @@ class _Plain:
                     stack.enter_context(nest.when(nest.value(node.where, inside)))
                 nest.put(acc, [0], acc[index(0)] + nest.real(node.body, inside))
             self.readers[id(stage)] = lambda *_, a=acc: a[index(0)]
-        (held,) = nest.registers("weight", 1, 1)
-        nest.put(held, [0], nest.real(self.node.weight, env))
-        return held[index(0)]
+        weight: Any = real(0.0)
+        for step in self.steps:
+            (held,) = nest.registers("step", 1, 1)
+            nest.put(held, [0], nest.real(step.node, env))
+            weight = held[index(0)]
+            self.readers[id(step.proxy)] = lambda *_, w=weight: w
+        return weight

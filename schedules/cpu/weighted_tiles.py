@@ -22,12 +22,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...dsl.expr import Axis, Expr, Read, Tensor
+from ...dsl.expr import Axis, Expr
 from ..bounds import upper_bounds
 from ..emit import Emitter
 from ..group import is_map
 from ..rule import Config
-from ..weighted import Roles, Sum, replaced, weights_of
+from ..weighted import Roles, Step, Sum, steps
 from .register_tiles import RegisterTile, product
 from .tiling import Tiling, ceil_div, index, real
 
@@ -73,6 +73,7 @@ class Tiles:
     ) -> None:
         self.nest = Tiling(emitter)
         self.readers = emitter.lowering.readers
+        self.math = emitter.lowering.math
         self.roles, self.lanes, self.config = roles, lanes, config
         self.sums = (*roles.by_row, *roles.by_key)
         self.where = self.sums[0].node.where
@@ -114,14 +115,10 @@ class Tiles:
         self.factors = [(f, settle(f.row), settle(f.key)) for f in self.roles.factors]
         self.values = {id(s): settle(s.node.value) for s in self.sums}
         self.keep = None if self.where is None else settle(self.where)
-        self.weights: list[tuple[Expr, Tensor]] = []
-        known: dict[int, Read] = {}
-        self.weight_of: dict[int, Tensor] = {}
-        for node in weights_of(self.sums):
-            proxy = Tensor(f"weight_{len(self.weights)}", (), node.dtype)
-            self.weights.append((settle(replaced(node, known)), proxy))
-            known[id(node)] = Read(proxy, (), None, node.dtype)
-            self.weight_of[id(node)] = proxy
+        weights = [s.node.weight for s in self.sums]
+        self.steps = steps(weights, self.math)
+        self.settled = [settle(s.node) for s in self.steps]
+        self.final = {id(w) for w in weights}
 
     def _padded(self, axis: Axis) -> int:
         """A column's or depth's size in whole vectors."""
@@ -133,9 +130,15 @@ class Tiles:
         keys = -(-cfg.keys // (cfg.wide * self.lanes)) * cfg.wide * self.lanes
         self.turned = [nest.scratch("keys", [_extent(f.depth), keys]) for f in roles.factors]
         self.products = [nest.scratch("products", [cfg.rows + spare, keys]) for _ in roles.factors]
-        self.scores = {
-            id(proxy): nest.scratch(proxy.name, [cfg.rows + spare, keys])
-            for _, proxy in self.weights
+        self.weights = {
+            id(s.origin): nest.scratch("weights", [cfg.rows + spare, keys])
+            for s in self.steps
+            if id(s.origin) in self.final
+        }
+        self.held = {
+            id(s.origin): nest.registers("step", 1, self.lanes)[0]
+            for s in self.steps
+            if id(s.origin) not in self.final
         }
         self.row_copies: dict[int, _Copy] = {}
         self.key_copies: dict[int, _Copy] = {}
@@ -306,13 +309,17 @@ class Tiles:
         most = self.config.high * self.config.wide
         return RegisterTile(max(self.config.high, min(8, most // wide) // 4 * 4), wide, self.lanes)
 
-    def _at(self, i: Tir, j: Tir) -> dict[Axis, Tir]:
-        """Axes at a point of the tile; reads of products and weights go to their buffers."""
+    def _at(self, i: Tir, j: Tir, lane: Tir) -> dict[Axis, Tir]:
+        """Axes at a point of the tile; reads of products and steps go to their buffers."""
         for factor, buffer in zip(self.roles.factors, self.products, strict=True):
-            self.readers[id(factor.stage)] = lambda *_, b=buffer: b[i, j]
-        for _, proxy in self.weights:
-            self.readers[id(proxy)] = lambda *_, b=self.scores[id(proxy)]: b[i, j]
-        return self.env | {self.roles.row: self.first + i, self.roles.key: self.start + j}
+            self.readers[id(factor.stage)] = lambda *_, b=buffer: b[i, j + lane]
+        for step in self.steps:
+            self.readers[id(step.proxy)] = lambda *_, s=step: self._step(s, i, j, lane)
+        return self.env | {self.roles.row: self.first + i, self.roles.key: self.start + j + lane}
+
+    def _step(self, step: Step, i: Tir, j: Tir, lane: Tir) -> Tir:
+        final = self.weights.get(id(step.origin))
+        return self.held[id(step.origin)][lane] if final is None else final[i, j + lane]
 
     def _weigh(self) -> None:
         """The tile's weights, 0 where masked."""
@@ -321,13 +328,17 @@ class Tiles:
         nest, lanes = self.nest, index(self.lanes)
 
         def weigh(i: Tir, j: Tir, width: int) -> None:
-            for node, proxy in self.weights:
+            for step, node in zip(self.steps, self.settled, strict=True):
+                final = self.weights.get(id(step.origin))
                 with nest.vector(width) as lane:
-                    at = self._at(i, j + lane)
+                    at = self._at(i, j, lane)
                     value = nest.real(node, at)
+                    if final is None:
+                        nest.put(self.held[id(step.origin)], [lane], value)
+                        continue
                     if self.keep is not None:
                         value = tirx.Select(nest.value(self.keep, at), value, real(0.0))
-                    nest.put(self.scores[id(proxy)], [i, j + lane], value)
+                    nest.put(final, [i, j + lane], value)
 
         whole = nest.opaque("whole", self.length // lanes)
         with nest.loop("row", self.count) as i:
@@ -359,7 +370,7 @@ class Tiles:
     def _operands(self, each: Sum, copies: dict[int, _Copy]) -> tuple[Tir, Tir, RegisterTile, Tir]:
         vectors = self._padded(each.node.column_axes()[0]) // self.lanes
         tile = self._registers(vectors)
-        weights = self.scores[id(self.weight_of[id(each.node.weight)])]
+        weights = self.weights[id(each.node.weight)]
         values = copies[id(self.values[id(each)])].buffer
         return weights, values, tile, vectors // tile.vectors
 
@@ -370,7 +381,7 @@ class Tiles:
         for each in self.roles.by_row:
             self._fill(self.parts[id(each)])
         with nest.loop("row", self.count) as i, nest.loop("key", self.length) as j:
-            with nest.when(nest.value(self.keep, self._at(i, j))):
+            with nest.when(nest.value(self.keep, self._at(i, j, index(0)))):
                 for each in self.sums:
                     keeps_rows = id(each) in self.parts
                     total = self.parts[id(each)] if keeps_rows else self.totals[id(each)]

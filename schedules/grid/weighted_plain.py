@@ -15,7 +15,7 @@ from ...dsl.dtypes import f32
 from ...dsl.expr import Axis, cast
 from ...dsl.forms import Reduce
 from ..group import Group, is_map
-from ..weighted import Sum, inner_sums, sums
+from ..weighted import Sum, inner_sums, steps, sums
 from .nest import GridNest
 from .terms import both, float32, int32, select
 
@@ -36,6 +36,7 @@ class _Plain:
         self.lower = nest.emitter.lowering.expr
         self.size = nest.emitter.size
         self.inner = inner_sums(group)
+        self.steps = steps([self.node.weight], nest.emitter.lowering.math)
 
     def launch(self) -> None:
         if self.node.column_axes():
@@ -138,7 +139,11 @@ class _Plain:
                 nest.store(held, [zero], float32(0.0))
                 self._add(held, node, node.over, env)
                 self.readers[id(stage)] = lambda *_, held=held: held[zero]
-            then(nest.bind("weight", self.lower(self.node.weight, env)))
+            weight: Tir = float32(0.0)
+            for step in self.steps:
+                weight = nest.bind("step", self.lower(step.node, env))
+                self.readers[id(step.proxy)] = lambda *_, w=weight: w
+            then(weight)
 
     def _add(self, held: Tir, node: Reduce, rest: Sequence[Axis], env: dict[Axis, Tir]) -> None:
         nest, zero = self.nest, self.nest.number(0)

@@ -49,7 +49,7 @@ class Block:
         self.readers = emitter.lowering.readers
         self.math = emitter.lowering.math
         self.group, self.roles, self.lanes, self.config = group, roles, lanes, config
-        self.rows = config.vectors * lanes
+        self.rows = config.groups * config.vectors * lanes
         self.columns = int(roles.column.extent)  # type: ignore[arg-type]
         self.padded = -(-self.columns // lanes) * lanes
         self.sides: dict[int, _Side] = {}
@@ -130,15 +130,9 @@ class Block:
         self._load_rows(self.value, self.roles.column, self.values, flags)
         for side in self.sides.values():
             self._load_side(side)
-        vectors, unroll = self.config.vectors, self.config.keys_unroll
-        if vectors == 1:
-            self._multiply(1, 2 * unroll)
-        else:
-            with nest.when(self.count > index(self.lanes)):
-                self._multiply(vectors, unroll)
-            with nest.otherwise():
-                # Few rows, as when decoding: one vector of them.
-                self._multiply(1, 2 * unroll)
+        step = self.config.vectors * self.lanes
+        with nest.loop("group", ceil_div(self.count, step)) as group:
+            self._multiply_group(nest.bind("first_row", group * index(step)))
         self._rescale()
         self._exponentiate()
         self._accumulate(flags)
@@ -197,22 +191,34 @@ class Block:
             return None
         return strides[uses[0]]
 
-    def _multiply(self, vectors: int, unroll: int) -> None:
+    def _multiply_group(self, first: Any) -> None:
+        """The products for a group of rows, or one vector where there are few, as when decoding."""
+        nest, unroll = self.nest, self.config.keys_unroll
+        if self.config.vectors == 1:
+            self._multiply(first, 1, 2 * unroll)
+            return
+        with nest.when(self.count - first > index(self.lanes)):
+            self._multiply(first, self.config.vectors, unroll)
+        with nest.otherwise():
+            self._multiply(first, 1, 2 * unroll)
+
+    def _multiply(self, first: Any, vectors: int, unroll: int) -> None:
         """Each product's [key, row] = Σ_d keys[key, d] · queries[d, row], by register tiles."""
         for queries, keys, result in zip(self.queries, self.keys, self.products, strict=True):
-            self._multiply_one(queries, keys, result, vectors, unroll)
+            self._multiply_one((queries, keys, result), first, vectors, unroll)
 
     def _multiply_one(
-        self, queries: Any, keys: Any, result: Any, vectors: int, unroll: int
+        self, buffers: tuple[Any, Any, Any], first: Any, vectors: int, unroll: int
     ) -> None:
-        nest = self.nest
+        nest, (queries, keys, result) = self.nest, buffers
         depth = int(queries.ty.shape[0])
         tile = [(u, v) for u in range(unroll) for v in range(vectors)]
         with nest.loop("tile", ceil_div(self.length, unroll)) as t:
             acc = dict(zip(tile, nest.registers("acc", len(tile), self.lanes), strict=True))
 
             def at(p: tuple[int, int], lane: Any) -> list[Any]:
-                return [t * index(unroll) + index(p[0]), index(p[1] * self.lanes) + lane]
+                row = first + index(p[1] * self.lanes) + lane
+                return [t * index(unroll) + index(p[0]), row]
 
             for p in tile:
                 with nest.vector(self.lanes) as lane:
@@ -357,7 +363,7 @@ class Block:
 def sums_tile(rows: int, vectors: int, registers: int) -> tuple[int, int]:
     """Rows and vectors of a register tile of the sums; whole tiles make up the `rows`."""
     wide = next(n for n in (4, 3, 2, 5, 1) if vectors % n == 0)
-    fits = (n for n in (8, 4, 2, 1) if rows % n == 0 and n * wide <= max(registers, wide))
+    fits = (n for n in (8, 6, 4, 3, 2, 1) if rows % n == 0 and n * wide <= max(registers, wide))
     return max(fits), wide
 
 

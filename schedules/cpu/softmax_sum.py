@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ...dsl.expr import Axis
@@ -21,14 +21,15 @@ MAX_DEPTH = 1024
 class SoftmaxSumConfig(Config):
     """The tile and the block.
 
-    `vectors` of rows are a tile, `keys` a block; `keys_unroll` × `vectors` accumulators make the
-    scores, up to `registers` the sums.
+    `groups` of `vectors` of rows are a tile, `keys` a block; `keys_unroll` × `vectors` accumulators
+    make the scores, up to `registers` the sums.
     """
 
     vectors: int = 4
     keys: int = 128
     keys_unroll: int = 4
     registers: int = 16
+    groups: int = 1
 
 
 def _short(axis: Axis) -> bool:
@@ -61,14 +62,15 @@ class SoftmaxSumRows:
             depth = sum(a.extent for a in axes if isinstance(a.extent, int))
             while keys > 16 and keys * depth * 4 > TILE_BYTES:
                 keys //= 2
-        return SoftmaxSumConfig(4 if wide else 2, keys, 4, 16 if wide else 8)
+        # A register beside the accumulators for a key, three for the rows.
+        return SoftmaxSumConfig(4, keys) if wide else SoftmaxSumConfig(3, keys, 4, 12, 2)
 
     def space(self, group: Group, caps: Capability) -> Iterator[SoftmaxSumConfig]:
         first = self.default(group, caps)
         yield first
         for vectors in (1, 2, 4):
             for keys in (64, 128, 256):
-                config = SoftmaxSumConfig(vectors, keys, first.keys_unroll, first.registers)
+                config = replace(first, vectors=vectors, keys=keys)
                 if config != first:
                     yield config
 

@@ -313,8 +313,8 @@ class Block:
         high, wide = sums_tile(self.rows, vectors, self.config.registers)
         tile = [(u, v) for u in range(high) for v in range(wide)]
         with (
-            nest.loop("tile", ceil_div(self.count, high)) as t,
             nest.loop("strip", index(vectors // wide)) as strip,
+            nest.loop("tile", ceil_div(self.count, high)) as t,
         ):
             acc = dict(zip(tile, nest.registers("acc", len(tile), self.lanes), strict=True))
 
@@ -361,10 +361,15 @@ class Block:
 
 
 def sums_tile(rows: int, vectors: int, registers: int) -> tuple[int, int]:
-    """Rows and vectors of a register tile of the sums; whole tiles make up the `rows`."""
-    wide = next(n for n in (4, 3, 2, 5, 1) if vectors % n == 0)
-    fits = (n for n in (8, 6, 4, 3, 2, 1) if rows % n == 0 and n * wide <= max(registers, wide))
-    return max(fits), wide
+    """Rows and vectors of a register tile of the sums; whole tiles make up the `rows`.
+
+    Most products for an element loaded, where sums, a row's values and a weight have registers.
+    """
+    tiles = (
+        (high, wide) for high in (8, 6, 4, 3, 2, 1) for wide in (5, 4, 3, 2, 1)
+        if rows % high == 0 and vectors % wide == 0 and high * wide + wide < registers
+    )  # fmt: skip
+    return max(tiles, key=lambda t: t[0] * t[1] / (t[0] + t[1]))
 
 
 def _int(value: int) -> Any:

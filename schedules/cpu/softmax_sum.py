@@ -22,13 +22,13 @@ class SoftmaxSumConfig(Config):
     """The tile and the block.
 
     `groups` of `vectors` of rows are a tile, `keys` a block; `keys_unroll` × `vectors` accumulators
-    make the scores, up to `registers` the sums.
+    make the scores; sums, values and a weight fill `registers`.
     """
 
     vectors: int = 4
     keys: int = 128
     keys_unroll: int = 4
-    registers: int = 16
+    registers: int = 32
     groups: int = 1
 
 
@@ -63,7 +63,7 @@ class SoftmaxSumRows:
             while keys > 16 and keys * depth * 4 > TILE_BYTES:
                 keys //= 2
         # A register beside the accumulators for a key, three for the rows.
-        return SoftmaxSumConfig(4, keys) if wide else SoftmaxSumConfig(3, keys, 4, 12, 2)
+        return SoftmaxSumConfig(4, keys) if wide else SoftmaxSumConfig(3, keys, 4, 16, 4)
 
     def space(self, group: Group, caps: Capability) -> Iterator[SoftmaxSumConfig]:
         first = self.default(group, caps)

@@ -24,7 +24,7 @@ from ...dsl.expr import Axis, Stage
 from ...dsl.forms import LogSumExp
 from ..group import is_map
 from ..softmax import key_bounds, row_bounds, split
-from .softmax_block import Block
+from .softmax_block import Block, sums_tile
 from .tiling import ceil_div, index, real
 
 
@@ -78,7 +78,8 @@ class Tiles(Block):
             for buffer, start in ((self.top, float("-inf")), (self.total, 0.0)):
                 with nest.vector(self.lanes) as lane:
                     nest.put(buffer, [v * index(self.lanes) + lane], real(start))
-        with nest.loop("row", index(self.rows)) as r:
+        high, _ = sums_tile(self.rows, self.padded // self.lanes, self.config.registers)
+        with nest.loop("row", ceil_div(self.count, high) * index(high)) as r:
             nest.strip(
                 self.padded,
                 self.lanes,

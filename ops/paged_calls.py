@@ -215,15 +215,16 @@ class DevicePlan:
             write(key_cache, k, slots, copied[0]), write(value_cache, v, slots, copied[1])
         )  # fmt: skip
 
-    def splits(self, kv_heads: int, group: int) -> int:
+    def splits(self, group: int) -> int:
         """How many parts `attention` cuts a history into, for heads of keys shared by `group`.
 
-        As many as keep all cores busy where queries are few and a history is long, else 1.
+        As many as keep all cores busy where queries are few and a history is long, else 1. A core
+        may take all heads of a key.
         """
         tiles = -(-self.host.queries // self.host.rows_of_tiles(group))
         wanted = _TASKS * self.place.device.capability.cores
         longest = int(self.host.lengths.max(initial=0))
-        count = min(-(-wanted // max(tiles * kv_heads, 1)), longest // _SPLIT_KEYS, _MOST_SPLITS)
+        count = min(-(-wanted // max(tiles, 1)), longest // _SPLIT_KEYS, _MOST_SPLITS)
         return count if count >= _FEWEST_SPLITS else 1
 
     def _attention(
@@ -284,7 +285,7 @@ class DevicePlan:
         group = heads // kv_heads
         parts = self._parts(workspace, shape, kv_heads)
         size = 1 if workspace is not None else self.host.rows_of_tiles(group)
-        splits = workspace.splits if workspace is not None else self.splits(kv_heads, group)
+        splits = workspace.splits if workspace is not None else self.splits(group)
         tiles, arrays = self._tiled(size, bool(causal), splits)
         grouped = [a.reshape(count, kv_heads, group, a.shape[2]) for a in queries]
         schedule = {n: arrays[n] for n in operator.inputs if n in arrays}

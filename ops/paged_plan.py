@@ -15,7 +15,7 @@ from .paged_arrays import require
 Array = np.ndarray[Any, Any]
 _MOST = 2**31 - 1
 _ROWS = 64  # of a tile: enough to make use of each key that is loaded
-_PADDING = 2  # rows of all tiles, at most, for each that is a query's
+_PADDING = 1.5  # rows of all tiles, at most, for each that is a query's
 
 
 @dataclass(frozen=True)

@@ -190,10 +190,10 @@ def test_few_queries_with_long_histories_are_split_by_default() -> None:
     s = Schedule([3000], [(0, 2999)])
     q, k, v = given(s)
     plan = DevicePlan.upload(s.host(), q)
-    assert 2 <= plan.splits(KV_HEADS, HEADS // KV_HEADS) <= 32
+    assert 2 <= plan.splits(HEADS // KV_HEADS) <= 32
     close(plan.attention(q, k, v, 0.2, True), dense(s, q, k, v, 0.2, True))
     short = Schedule(*MIXED)
-    assert DevicePlan.upload(short.host(), q).splits(KV_HEADS, 3) == 1
+    assert DevicePlan.upload(short.host(), q).splits(3) == 1
 
 
 def test_no_queries_no_sequences_no_pages() -> None:

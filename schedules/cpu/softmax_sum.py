@@ -15,6 +15,7 @@ from ..softmax import rejection, roles
 
 TILE_BYTES = 128 * 1024
 MAX_DEPTH = 1024
+FEW_ROWS = 8
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,12 @@ class SoftmaxSumRows:
             from .softmax_plain import plain
 
             return plain(emitter, group)
+        rows = found.row.extent
+        if isinstance(rows, int) and 0 < rows <= FEW_ROWS:
+            from .softmax_few import Few
+
+            config = replace(config, keys=32)
+            return Few(emitter, group, found, caps.lanes(), config).lower()
         from .softmax_tiles import Tiles
 
         return Tiles(emitter, group, found, caps.lanes(), config).lower()

@@ -74,7 +74,7 @@ class Tiles(Block):
         self.allocate()
         for (row, _, depth), buffer in zip(self.factors, self.queries, strict=True):
             self.load_queries(row, depth, buffer)
-        with nest.loop("vector", index(self.config.vectors)) as v:
+        with nest.loop("vector", index(self.rows // self.lanes)) as v:
             for buffer, start in ((self.top, float("-inf")), (self.total, 0.0)):
                 with nest.vector(self.lanes) as lane:
                     nest.put(buffer, [v * index(self.lanes) + lane], real(start))

@@ -301,17 +301,24 @@ class Flash:
         return "float16" if self.weight_type.name == "float16" else "float32"
 
     def masked_weight(self, stored: Tir) -> Tir:
-        """Whether a weight, as it is stored, is that of a masked key."""
-        return (self._bits(stored) & int32(self._sign_bit())) != int32(0)
+        """Whether a weight, as it is stored, is that of a masked key.
+
+        The sign comes down by a shift: TVM takes what was unsigned for ≥ 0, whatever its mask.
+        """
+        from tvm import tirx
+
+        bits = tirx.reinterpret(self._unsigned(), stored).astype("uint32")
+        return (bits >> tirx.const(31 if self.weight_type == f32 else 15, "uint32")).equal(
+            tirx.const(1, "uint32")
+        )
 
     def _bits(self, stored: Tir) -> Tir:
         from tvm import tirx
 
-        kind = "uint32" if storage(self.weight_type) == "float32" else "uint16"
-        return tirx.reinterpret(kind, stored).astype("int32")
+        return tirx.reinterpret(self._unsigned(), stored).astype("int32")
 
-    def _sign_bit(self) -> int:
-        return -(2**31) if self.weight_type == f32 else 2**15
+    def _unsigned(self) -> str:
+        return "uint32" if storage(self.weight_type) == "float32" else "uint16"
 
     # --- values ---
 

@@ -150,7 +150,7 @@ def cost(found: Windows, config: WindowsConfig, caps: Capability) -> float:
     if read > caps.l1_bytes * 5 // 8:
         near = planes <= caps.l2_bytes // 2
         work += (2 if near else 4) * across / wide.along.taps
-    if (kernel if config.strips else 4 * config.rows * depth) > caps.l1_bytes // 2:
+    if (kernel if config.strips else 4 * config.rows * depth) > caps.l1_bytes * 3 // 8:
         work += config.rows / (8 if kernel <= caps.l2_bytes // 2 else 2)
     tiles = -(-rows // config.rows) * -(-vectors // across)
     pack = channels * plane / lanes * (1.5 if wide.phases == 1 else 16)

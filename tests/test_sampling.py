@@ -1,4 +1,4 @@
-"""Pooling, interpolation and grid sampling at their edges, and the schedules their patterns find."""
+"""Pooling, interpolation and grid sampling at their edges, and which schedules they find."""
 
 from __future__ import annotations
 
@@ -254,7 +254,7 @@ def test_layouts(dtype: torch.dtype) -> None:
     for x in strided(normal(2, 6, 13, 40).to(dtype)):
         plain = x.contiguous()
         for call in (
-            lambda a: max_pool(a, 3, 2, 1), lambda a: avg_pool(a, 2, 3), lambda a: avg_pool(a, 9, 5),
+            lambda a: max_pool(a, 3, 2, 1), lambda a: avg_pool(a, 9, 5),
             lambda a: adaptive_avg_pool(a, 5), lambda a: interpolate(a, 21, mode="bicubic"),
             lambda a: grid_sample(a, grid),
         ):  # fmt: skip

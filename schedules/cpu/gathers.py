@@ -21,11 +21,12 @@ from typing import Any
 from ...dsl import forms
 from ...dsl.expr import Axis, Cast, Expr, Read
 from ...dsl.graph import reads
-from ...dsl.walk import free_axes, walk
+from ...dsl.walk import free_axes
 from ..capability import Capability
 from ..emit import Emitter
 from ..group import Group, chain, is_map, reads_at
 from ..rule import Config, Rejection
+from ..windows import known
 
 NEEDS = "needs a sum over few taps at places from data that other axes share"
 _MOST_TAPS = 16
@@ -83,8 +84,8 @@ def gathers(group: Group) -> Gathers | None:
 def _kept(
     source: Read, rest: list[Expr], node: forms.Reduce, axes: tuple[Axis, ...]
 ) -> Gathers | None:
-    known = {a for f in rest for a in free_axes(f)}
-    channels = tuple(a for a in _plain(source) if a in axes and a not in known)
+    weighed = {a for f in rest for a in free_axes(f)}
+    channels = tuple(a for a in _plain(source) if a in axes and a not in weighed)
     points = tuple(a for a in axes if a not in channels)
     if not channels or axes[-1] in channels:
         return None
@@ -98,8 +99,8 @@ def _summed(
     taps = tuple(a for a in node.over if a not in channels)
     scales = tuple(f for f in rest if set(free_axes(f)) & set(channels))
     weights = tuple(f for f in rest if not set(free_axes(f)) & set(channels))
-    known = {a for f in (source, *scales) for a in free_axes(f)}
-    count = next((n for n, a in enumerate(reversed(axes)) if a in known), len(axes))
+    needed = {a for f in (source, *scales) for a in free_axes(f)}
+    count = next((n for n, a in enumerate(reversed(axes)) if a in needed), len(axes))
     points, sides = axes[: len(axes) - count], axes[len(axes) - count :]
     apart = not any(set(free_axes(f)) & set(taps) for f in scales)
     if not channels or not scales or not apart or not _few(sides, _MOST_SIDES):
@@ -109,8 +110,8 @@ def _summed(
 
 def _few(axes: tuple[Axis, ...], most: int) -> bool:
     """Whether the axes have 1 to `most` points, known when compiling."""
-    known = all(isinstance(a.extent, int) for a in axes)
-    return known and 1 <= math.prod(a.extent for a in axes) <= most  # type: ignore[misc]
+    numbers = all(isinstance(a.extent, int) for a in axes)
+    return numbers and 1 <= math.prod(map(known, axes)) <= most
 
 
 def read_of(node: Expr) -> Read | None:

@@ -13,6 +13,7 @@ from ...dsl.walk import free_axes
 from ..emit import Emitter
 from ..group import Group
 from ..nest import static
+from ..windows import known
 from .gathers import Gathers, GathersConfig
 from .taps import combinations
 from .tiling import Tiling, index, real
@@ -32,7 +33,7 @@ class _Gathers:
     ) -> None:
         self.nest = Tiling(emitter)
         self.group, self.found, self.lanes, self.config = group, found, lanes, config
-        self.count = math.prod(int(a.extent) for a in found.taps)  # type: ignore[arg-type]
+        self.count = math.prod(map(known, found.taps))
         self.sides = list(combinations(found.sides))
         self.place = found.points[-1]
         channels = set(found.channels)
@@ -99,8 +100,8 @@ class _Gathers:
             for table, place in zip(self.places, places, strict=True):
                 nest.put(table, [number, at], place)
             for n, side in enumerate(self.sides):
-                known = here | dict(zip(self.found.sides, map(index, side), strict=True))
-                weight = self._product(self.found.weights, known)
+                whole = here | dict(zip(self.found.sides, map(index, side), strict=True))
+                weight = self._product(self.found.weights, whole)
                 nest.put(self.weights, [n * self.count + number, at], weight)
 
     def _product(self, factors: tuple[Expr, ...], env: Env) -> Tir:
@@ -174,10 +175,11 @@ class _Gathers:
         """A value where it is inside, else the fill value."""
         from tvm import tirx
 
-        if self.inside is None:
+        fill = self.found.source.fill
+        if self.inside is None or fill is None:
             return value
         inside = self.inside[tap, at] != tirx.const(0, "int32")
-        return tirx.Select(inside, value, constant(self.found.source.fill, f32))
+        return tirx.Select(inside, value, constant(fill, f32))
 
     def _element(self, env: Env, places: list[Tir]) -> Tir:
         """What the source has for a channel at a place, as f32."""
@@ -253,17 +255,15 @@ class SummedChannels(_Gathers):
     def row(self, env: Env) -> None:
         nest = self.nest
         for n in range(len(self.sides)):
-            nest.run(self.width, self.lanes, lambda at, n=n: nest.put(
-                self.totals, [n, at], real(0.0)
-            ))  # fmt: skip
+            nest.fill(self.totals, [n, index(0)], self.width, self.lanes, real(0.0))
         with nest.choice(self.has_elements()) as otherwise:
             self.each_channel(env)
             otherwise()
             self._outside(env)
         with nest.loop("column", self.width) as at:
             for n, side in enumerate(self.sides):
-                known = dict(zip(self.found.sides, map(index, side), strict=True))
-                self.write(env | known | {self.place: at}, self.totals[index(n), at])
+                own = dict(zip(self.found.sides, map(index, side), strict=True))
+                self.write(env | own | {self.place: at}, self.totals[index(n), at])
 
     def _outside(self, env: Env) -> None:
         """The sums where there is no element: of the fill value, if there are channels."""

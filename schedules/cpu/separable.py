@@ -26,6 +26,7 @@ from ..capability import Capability
 from ..emit import Emitter
 from ..group import Group, chain, is_map, reads_at
 from ..rule import Config, Rejection
+from ..windows import known
 
 NEEDS = "needs reductions over rows times columns of one tensor, and pointwise stages after them"
 _FEW = 8
@@ -68,9 +69,10 @@ class Separable:
     @property
     def few(self) -> bool:
         """Whether the taps of either side are a small number, and none is outside."""
-        sides = [[a.extent for a in side] for side in (self.row_taps, self.column_taps)]
-        known = all(isinstance(e, int) for side in sides for e in side)
-        return known and self.read.fill is None and all(math.prod(s) <= _FEW for s in sides)  # type: ignore[arg-type]
+        sides = (self.row_taps, self.column_taps)
+        numbers = all(isinstance(a.extent, int) for side in sides for a in side)
+        few = numbers and all(math.prod(map(known, side)) <= _FEW for side in sides)
+        return few and self.read.fill is None
 
 
 def separable(group: Group) -> Separable | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import reduce
+from collections.abc import Callable
+from functools import partial, reduce
 from typing import Any
 
 from ...dsl.dtypes import f32, i32, i64
@@ -220,16 +221,16 @@ class AcrossFirst(_Separable):
         """Some columns of a row of the source, all taps of each."""
         nest = self.nest
         taps = range(len(list(combinations(self.found.column_taps))))
-        elements = [
-            nest.gathered(width, lambda lane, t=t: self.source(
-                places, nest.bind("place", self.places[index(t), first + lane])
-            ), self.kind.name) for t in taps
-        ]  # fmt: skip
+
+        def element(tap: int, lane: Tir) -> Tir:
+            return self.source(places, nest.bind("place", self.places[index(tap), first + lane]))
+
+        elements = [nest.gathered(width, partial(element, t), self.kind.name) for t in taps]
         for n, (fold, line) in enumerate(zip(self.found.folds, self.lines, strict=True)):
             with nest.vector(width) as lane:
                 terms = (self.term(n, self.value(n, e[lane]), index(t), first + lane)
                          for t, e in enumerate(elements))  # fmt: skip
-                total = reduce(lambda a, b, op=fold.op: combine(op, a, b), terms)
+                total = reduce(partial(combine, fold.op), terms)
                 nest.put(line, [start + first + lane], total)
 
     def _down(self, number: int, column: Tir, taps: list[tuple[Tir, Tir, Tir]]) -> Tir:
@@ -242,7 +243,7 @@ class AcrossFirst(_Separable):
             term = line[start + column]
             term = term if factor is None else term * factor
             terms.append(tirx.Select(counts, term, neutral(fold)) if self.found.row_kept else term)
-        return reduce(lambda a, b: combine(fold.op, a, b), terms)
+        return reduce(partial(combine, fold.op), terms)
 
 
 class DownFirst(_Separable):
@@ -258,8 +259,7 @@ class DownFirst(_Separable):
     def row(self) -> None:
         nest, found, lanes = self.nest, self.found, self.lanes
         for fold, line in zip(found.folds, self.lines, strict=True):
-            nest.run(nest.opaque("all", self.count + index(1)), lanes,
-                     lambda at, f=fold, line=line: nest.put(line, [at], neutral(f)))  # fmt: skip
+            nest.fill(line, [index(0)], self.count + index(1), lanes, neutral(fold))
         extents = [nest.size(a.extent) for a in found.row_taps]
         with nest.loop("tap", nest.product(extents)) as tap:
             at = [nest.bind("at", t) for t in nest.unflatten(tap, extents)]
@@ -283,24 +283,25 @@ class DownFirst(_Separable):
             op = self.found.folds[number].op
             nest.put(line, [at], combine(op, line[at], value))
 
-        def inside() -> None:
+        def one(number: int, element: Callable[[Tir], Tir], at: Tir) -> None:
+            add(number, at, self.value(number, element(at)))
+
+        def everywhere(element: Callable[[Tir], Tir]) -> None:
             for n in range(len(self.lines)):
-                nest.run(self.count, self.lanes,
-                         lambda at, n=n: add(n, at, self.value(n, self.source(places, at))))  # fmt: skip
+                nest.run(self.count, self.lanes, partial(one, n, element))
 
         if read.fill is None:
-            inside()
+            everywhere(lambda at: self.source(places, at))
             return
         shape = read.tensor.shape[:-1]
         there = reduce(tirx.all, (tirx.all(p >= index(0), p < nest.size(e))
-                                  for p, e in zip(places, shape, strict=True)))  # fmt: skip
-        with nest.when(there):
-            inside()
+                                  for p, e in zip(places, shape, strict=True)),
+                       tirx.const(True, "bool"))  # fmt: skip
         outside = constant(read.fill, self.kind)
+        with nest.when(there):
+            everywhere(lambda at: self.source(places, at))
         with nest.otherwise():
-            for n in range(len(self.lines)):
-                nest.run(self.count, self.lanes,
-                         lambda at, n=n: add(n, at, self.value(n, outside)))  # fmt: skip
+            everywhere(lambda at: outside)
         for n in range(len(self.lines)):
             add(n, self.count, self.value(n, outside))
 
@@ -310,11 +311,13 @@ class DownFirst(_Separable):
         for fold, total in zip(folds, made, strict=True):
             with nest.vector(width) as lane:
                 nest.put(total, [lane], neutral(fold))
+
+        def element(number: int, tap: Tir, lane: Tir) -> Tir:
+            return self.lines[number][nest.bind("place", self.places[tap, first + lane])]
+
         with nest.loop("tap", self.taps) as tap:
             for n, (fold, total) in enumerate(zip(folds, made, strict=True)):
-                values = nest.gathered(width, lambda lane, n=n: self.lines[n][
-                    nest.bind("place", self.places[tap, first + lane])
-                ], kind(fold))  # fmt: skip
+                values = nest.gathered(width, partial(element, n, tap), kind(fold))
                 with nest.vector(width) as lane:
                     term = self.term(n, values[lane], tap, first + lane)
                     nest.put(total, [lane], combine(fold.op, total[lane], term))

@@ -43,7 +43,7 @@ class StagedRows:
         total = (length + index(extra)) * index(view.slope * (self.slots + 1))
         self.lines = nest.scratch("lines", [total], self.kind.name)
         self.fill = constant(0 if read.fill is None else read.fill, self.kind)
-        nest.run(self.size, lanes, lambda at: self._put(self._outside + at, self.fill))
+        self._clear(self._outside, self.size)
         if self.turning is not None:
             self.held = nest.scratch("held", [self.slots], "int64")
             for slot in range(self.slots):
@@ -55,6 +55,10 @@ class StagedRows:
 
     def _put(self, at: Tir, value: Tir) -> None:
         self.nest.put(self.lines, [at], value)
+
+    def _clear(self, first: Tir, count: Tir) -> None:
+        """`count` elements as outside."""
+        self.nest.fill(self.lines, [first], count, self.lanes, self.fill)
 
     def element(self, row: Tir, part: int, first: Tir, lane: Tir) -> Tir:
         return self.lines[row + self.part * index(part) + first + lane]
@@ -97,20 +101,20 @@ class StagedRows:
             past = tirx.truncdiv(extent - index(shift) + index(slope - 1), index(slope))
             past = nest.opaque("past", tirx.max(tirx.min(past, self.part), low))
             bounds.append((low, past))
-            nest.run(low, self.lanes, lambda at, b=base: self._put(b + at, self.fill))
+            self._clear(base, low)
             rest = nest.opaque("rest", self.part - past)
-            nest.run(rest, self.lanes,
-                     lambda at, b=base, p=past: self._put(b + p + at, self.fill))  # fmt: skip
+            self._clear(base + past, rest)
         if slope == 1:
-            ((low, past),) = bounds
-            count = nest.opaque("count", past - low)
-            nest.run(
-                count,
-                self.lanes,
-                lambda at: self._put(start + low + at, self._read(places, low + at, 0)),
-            )
-            return
-        self._split(places, start, bounds)
+            self._whole(places, start, *bounds[0])
+        else:
+            self._split(places, start, bounds)
+
+    def _whole(self, places: list[Tir], start: Tir, low: Tir, past: Tir) -> None:
+        """A row as it is."""
+        nest = self.nest
+        nest.run(nest.opaque("count", past - low), self.lanes, lambda at: self._put(
+            start + low + at, self._read(places, low + at, 0)
+        ))  # fmt: skip
 
     def _split(self, places: list[Tir], start: Tir, bounds: list[tuple[Tir, Tir]]) -> None:
         """A row by the remainders of its elements."""

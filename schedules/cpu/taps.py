@@ -29,6 +29,7 @@ from ..capability import Capability
 from ..emit import Emitter
 from ..group import Group, is_map, reads_at
 from ..rule import Config, Rejection, check, first_rejection
+from ..windows import known
 
 _MOST_TAPS = 32
 _MOST_STEPS = 4  # of a stride, or of remainders
@@ -66,7 +67,7 @@ class View:
 
     def displacement(self, remainder: int, taps: Sequence[int]) -> tuple[int, int]:
         """(part of the line, element in it) at which place 0 has a tap."""
-        place = self.starts[remainder, *taps] - self.low
+        place = self.starts[(remainder, *taps)] - self.low
         return place % self.slope, place // self.slope
 
 
@@ -80,7 +81,7 @@ class Taps:
 
 def combinations(axes: Sequence[Axis]) -> Iterator[tuple[int, ...]]:
     """Every choice of a number for each of the axes, whose extents are known."""
-    return itertools.product(*(range(int(a.extent)) for a in axes))  # type: ignore[arg-type]
+    return itertools.product(*(range(known(a)) for a in axes))
 
 
 def _over(group: Group) -> tuple[Axis, ...]:
@@ -127,7 +128,7 @@ def _view(read: Read, place: Axis, over: tuple[Axis, ...], steps: int) -> View |
             found = line(last, at | {place: Line(steps, remainder)})
             if found is None:
                 return None
-            starts[remainder, *taps] = found.start
+            starts[(remainder, *taps)] = found.start
             slopes.add(found.slope)
     if len(slopes) != 1:
         return None
@@ -154,14 +155,14 @@ class TapFolds:
         )  # fmt: skip
         if shape is not None:
             return shape
-        taps = math.prod(int(a.extent) for a in over)  # type: ignore[arg-type]
+        taps = math.prod(map(known, over))
         if not 1 <= taps <= _MOST_TAPS:
             return Rejection(f"needs 1 to {_MOST_TAPS} taps, got {taps}")
         return first_rejection(
             check(all(_plain(s, group) for s in group.stages),
                   "needs stages read where they are, in the type they are computed in"),
             check(taps_of(group) is not None,
-                  "needs windows along the last axis, at even steps in the last dim of what is read"),
+                  "needs windows along the last axis, at even steps in the last dim read"),
         )  # fmt: skip
 
     def default(self, group: Group, caps: Capability) -> TapsConfig:

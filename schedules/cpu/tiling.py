@@ -99,6 +99,11 @@ class Tiling(Nest):
         with self.loop("rest", self.simple(count - whole * index(lanes))) as at:
             body(whole * index(lanes) + at)
 
+    def fill(self, buffer: Tir, at: Sequence[Tir], count: Tir, lanes: int, value: Tir) -> None:
+        """`value` in `count` elements of `buffer`, the last index of the first being `at`'s."""
+        *leading, first = at
+        self.run(count, lanes, lambda n: self.put(buffer, [*leading, first + n], value))
+
     def vectors(self, count: Tir, lanes: int) -> Iterator[tuple[Tir, int]]:
         """(first, width) of vectors over 0 … count − 1, then of single ones, each inside a loop."""
         whole = self.opaque("whole", count // index(lanes))

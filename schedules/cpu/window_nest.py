@@ -309,7 +309,6 @@ class WindowNest:
         return self.nest.bind("left", tirx.min(index(dim.count), index(dim.along.windows) - start))
 
 
-
 def _within(place: Any, size: int) -> Any:
     from tvm import tirx
 

@@ -70,7 +70,8 @@ def _loop_passes(target: Any, function: Any) -> Any:
     return tvm.ir.transform.Sequential([
         t.BindTarget(target), s.CanonicalizeLoop(), s.LowerInitBlock(),
         s.PlanAndUpdateBufferAllocationLocation(), s.ConvertBlocksToOpaque(),
-        *((s.CompactBufferAllocation(),) if blocks else ()), s.LowerMatchBuffer(), s.StmtSimplify(), s.LowerOpaqueBlock(),
+        *((s.CompactBufferAllocation(),) if blocks else ()),
+        s.LowerMatchBuffer(), s.StmtSimplify(), s.LowerOpaqueBlock(),
         t.FlattenBuffer(), split_vector_guards(), t.VectorizeLoop(True),
         t.StorageRewrite(),
         s.HoistIfThenElse(), t.UnrollLoop(), s.RenormalizeSplitPattern(), t.StmtSimplify(),

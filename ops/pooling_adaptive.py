@@ -60,6 +60,21 @@ def _shares(letter: str) -> _Shares:
     return _Shares(size, count)
 
 
+class _Window:
+    """The elements of each window: `taps` go over them, those past its ends are not its `own`."""
+
+    def __init__(self, windows: tuple[Any, ...]) -> None:
+        self.windows = windows
+        _, i, j = windows
+        rows, columns = self.sides = _shares("H"), _shares("W")
+        self.taps = axis("u", rows.longest), axis("v", columns.longest)
+        self.row, self.column = rows.start(i) + self.taps[0], columns.start(j) + self.taps[1]
+        self.own = (self.row < rows.end(i)) & (self.column < columns.end(j))
+
+    def read(self, x: Any, fill: float) -> Any:
+        return x.at(self.windows[0], self.row, self.column, fill=fill)
+
+
 @op(out=Out("*planes", "OH", "OW"), example=_EXAMPLE, error=PoolingError)
 def adaptive_max_pool(
     x: Any = In("*planes", "H", "W"), *, OH: Any = Extent(), OW: Any = Extent()
@@ -68,12 +83,8 @@ def adaptive_max_pool(
 
     x [..., H, W] f32, f16 or bf16 → [..., OH, OW] alike. Raises PoolingError.
     """
-    rows, columns = _shares("H"), _shares("W")
-    p, i, j = axes("*planes", "OH", "OW")
-    u, v = axis("u", rows.longest), axis("v", columns.longest)
-    row, column = rows.start(i) + u, columns.start(j) + v
-    own = (row < rows.end(i)) & (column < columns.end(j))
-    return max(x.at(p, row, column, fill=-math.inf), over=(u, v), where=own)
+    window = _Window(axes("*planes", "OH", "OW"))
+    return max(window.read(x, -math.inf), over=window.taps, where=window.own)
 
 
 @op(out=(Out("*planes", "OH", "OW", name="y"), Out("*planes", "OH", "OW", dtype=i64, name="at")),
@@ -85,17 +96,14 @@ def adaptive_max_pool_with_indices(
 
     x [..., H, W] f32, f16 or bf16 → [..., OH, OW] alike, and i64. Raises PoolingError.
     """
-    return _top(x, _shares("H"), _shares("W"), axes("*planes", "OH", "OW"))
+    return _top(x, _Window(axes("*planes", "OH", "OW")))
 
 
-def _top(x: Any, rows: _Shares, columns: _Shares, windows: tuple[Any, ...]) -> tuple[Any, Any]:
-    p, i, j = windows
-    u, v = axis("u", rows.longest), axis("v", columns.longest)
-    row, column = rows.start(i) + u, columns.start(j) + v
-    own = (row < rows.end(i)) & (column < columns.end(j))
-    value = x.at(p, row, column, fill=-math.inf)
-    best = keep("best", (p, i, j), max(value, over=(u, v), where=own))
-    return best[p, i, j], first_index(value, best[p, i, j], row, column, own, (u, v))
+def _top(x: Any, window: _Window) -> tuple[Any, Any]:
+    value, windows = window.read(x, -math.inf), window.windows
+    best = keep("best", windows, max(value, over=window.taps, where=window.own))[windows]
+    index = first_index(value, best, window.row, window.column, window.own, window.taps)
+    return best, index
 
 
 @op(out=Out("*planes", "H", "W", name="dx"), example=_EXAMPLE, error=PoolingError)
@@ -119,10 +127,9 @@ def adaptive_max_pool_backward_from_input(
 
     grad [..., OH, OW], x [..., H, W] f32, f16 or bf16, both the same → as x. Raises PoolingError.
     """
-    rows, columns = _shares("H"), _shares("W")
-    windows = axes("*planes", "OH", "OW")
-    _, index = _top(x, rows, columns, windows)
-    return _picked(grad, keep("at", windows, index), rows, columns)
+    window = _Window(axes("*planes", "OH", "OW"))
+    _, index = _top(x, window)
+    return _picked(grad, keep("at", window.windows, index), *window.sides)
 
 
 def _picked(grad: Any, index: Any, rows: _Shares, columns: _Shares) -> Any:
@@ -140,13 +147,10 @@ def adaptive_avg_pool(
 
     x [..., H, W] f32, f16 or bf16 → [..., OH, OW] alike. Raises PoolingError.
     """
-    rows, columns = _shares("H"), _shares("W")
     p, i, j = axes("*planes", "OH", "OW")
-    u, v = axis("u", rows.longest), axis("v", columns.longest)
-    row, column = rows.start(i) + u, columns.start(j) + v
-    own = (row < rows.end(i)) & (column < columns.end(j))
-    total = sum(x.at(p, row, column, fill=0.0), over=(u, v), where=own)
-    return total / f32(_area(rows, columns, i, j))
+    window = _Window((p, i, j))
+    total = sum(window.read(x, 0.0), over=window.taps, where=window.own)
+    return total / f32(_area(*window.sides, i, j))
 
 
 def _area(rows: _Shares, columns: _Shares, i: Any, j: Any) -> Any:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ...dsl.dtypes import f32
 from ...dsl.expr import Axis
-from ...dsl.lower import convert
 from ..emit import Emitter
 from ..group import Group, innermost
 from ..windows import Windows, known
 from .tap_sums import TapConfig, column_count
 from .tiling import Tiling, index, real
+from .window_reads import image_at, row_env
 
 
 class TapNest:
@@ -107,17 +106,11 @@ class TapNest:
 
     def _lane_env(self, panel: Any, lane: Any) -> dict[Axis, Any]:
         """Axes of a lane of a panel."""
-        found = self.found
         if self.config.grouped:
             group, row = self.first_group + lane, self.first_row + panel
         else:
             group, row = self.first_group, self.first_row + panel * index(self.width) + lane
-        extents = [index(found.run), *(index(known(a)) for a in found.rows)]
-        first, *rest = self.nest.unflatten(row, extents)
-        env = dict(zip(found.rows, rest, strict=True))
-        if found.shared is not None:
-            env[found.shared] = group * index(found.run) + first
-        return env
+        return row_env(self.nest, self.found, group, row)
 
     def _lanes_of(self, panel: Any) -> Any:
         """How many lanes of a panel there are."""
@@ -222,7 +215,7 @@ class TapNest:
 
         def image(at: Any, lane: Any) -> Any:
             here = env | (self._lane_env(index(0), lane) if self.config.grouped else {})
-            return self._image(here, places | {last.position: shift + at})
+            return image_at(nest, self.found, here, places | {last.position: shift + at})
 
         self._put(first, low, past, image)
         self._put(first, past, length, None)
@@ -246,13 +239,6 @@ class TapNest:
         else:
             with nest.loop("at", count) as at:
                 nest.run(self._lanes_of(index(0)), self.lanes, lambda lane: one(at, lane))
-
-    def _image(self, env: dict[Axis, Any], places: dict[int, Any]) -> Any:
-        """The image's element, the windowed dims at `places`, as f32."""
-        image, lowering = self.found.image, self.nest.emitter.lowering
-        at = [places[p] if p in places else self.nest.value(i, env)
-              for p, i in enumerate(image.index)]  # fmt: skip
-        return convert(lowering.read(image.tensor, at), image.dtype, f32)
 
     # --- sums ---
 

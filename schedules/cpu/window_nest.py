@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ...dsl.dtypes import f32
 from ...dsl.expr import Axis
-from ...dsl.lower import convert
 from ...dsl.walk import free_axes
 from ..emit import Emitter
 from ..group import Group
 from ..windows import Windows, known
 from .tiling import Tiling, index, real
+from .window_reads import image_at, row_env
 from .windows import Dim, WindowsConfig
 
 _UNROLLED_TAPS = 8
@@ -90,7 +89,7 @@ class WindowNest:
         with nest.loop("part", nest.product(extents), "parallel") as part:
             group, tile = nest.unflatten(part, extents)
             with nest.loop("row", index(self.config.rows)) as r:
-                env = self._row_env(group, self._row(tile, r))
+                env = row_env(nest, found, group, self._row(tile, r))
                 with nest.loop("depth", index(depth)) as k:
                     channel, *at = nest.unflatten(k, inner)
                     here = env | self._channel_env(channel)
@@ -105,16 +104,6 @@ class WindowNest:
         if self.rows % self.config.rows == 0:
             return row
         return tirx.min(row, index(self.rows - 1))
-
-    def _row_env(self, group: Any, row: Any) -> dict[Axis, Any]:
-        """The axes of a row of a group."""
-        found = self.found
-        own = [index(known(a)) for a in found.rows]
-        first, *rest = self.nest.unflatten(row, [index(found.run), *own])
-        env = dict(zip(found.rows, rest, strict=True))
-        if found.shared is not None:
-            env[found.shared] = group * index(found.run) + first
-        return env
 
     def _channel_env(self, channel: Any) -> dict[Axis, Any]:
         axes = self.found.channels
@@ -190,7 +179,7 @@ class WindowNest:
         def copy(at: Any, channel: Any) -> None:
             here = env if channel is None else env | self._channel_env(channel)
             place = (self.column + begin + at) * index(wide.step) + index(shift)
-            value = self._image(here, places | {a.position: place})
+            value = image_at(nest, self.found, here, places | {a.position: place})
             to = first if channel is None else first + channel * index(self.outer_taps * self.plane)
             nest.put(self.planes, [to + begin + at], value)
 
@@ -209,13 +198,6 @@ class WindowNest:
             to = first + channel * index(self.outer_taps * self.plane) + begin
             nest.run(nest.simple(end - begin), self.lanes,
                       lambda at: nest.put(self.planes, [to + at], real(0.0)))  # fmt: skip
-
-    def _image(self, env: dict[Axis, Any], places: dict[int, Any]) -> Any:
-        """The image's element, the windowed dims at `places`, as f32."""
-        image, lowering = self.found.image, self.nest.emitter.lowering
-        at = [places[p] if p in places else self.nest.value(i, env)
-              for p, i in enumerate(image.index)]  # fmt: skip
-        return convert(lowering.read(image.tensor, at), image.dtype, f32)
 
     # --- sums ---
 
@@ -287,7 +269,7 @@ class WindowNest:
         lines, columns = self._left(self.high, self.line), self._left(self.wide, self.column)
 
         def write(r: Any, line: Any, at: Any) -> None:
-            env = self.env | self._row_env(self.group_at, tile * index(cfg.rows) + r)
+            env = self.env | row_env(nest, self.found, self.group_at, tile * index(cfg.rows) + r)
             env[self.high.along.window] = self.line + line
             env[self.wide.along.window] = self.column + at
             total = self.sums[kept, r, line * index(self.wide.length) + at]

@@ -20,6 +20,7 @@ from rudnn.ops.attention import (
     Fallback,
     FlashAccelerated,
     FlashUnit,
+    Strategy,
     attention,
     attention_op,
 )
@@ -312,11 +313,34 @@ def test_errors_say_what_was_needed() -> None:
     error("needs out of shape", q, k, v, out=np.empty((1, 4, 5, 7), np.float32))
 
 
-@pytest.mark.parametrize(
-    ("strategy", "missing"),
-    [(FlashUnit(), "tiled"), (FlashAccelerated(), "matrix units"), (Autotune(), "tuner")],
-)
-def test_a_strategy_that_cannot_run_is_refused(strategy: Any, missing: str) -> None:
+def test_a_strategy_that_is_none_is_refused() -> None:
     q = np.zeros((1, 1, 2, 4), np.float32)
-    error(f"{type(strategy).__name__} needs .*{missing}", q, q, q, strategy=strategy)
-    error("needs", q, q, q, strategy="fast")
+    error("Autotune needs a tuner, got none here", q, q, q, strategy=Autotune())
+    for wrong in ("fast", FlashUnit):
+        error("needs strategy to be one of those of rudnn.attention", q, q, q, strategy=wrong)
+
+
+@pytest.mark.parametrize("strategy", [Fallback(), FlashUnit(), FlashAccelerated()], ids=str)
+def test_every_strategy_computes_the_same(strategy: Strategy) -> None:
+    """Mask, bias, cap and causal rows at once; what is masked is NaN."""
+    case = CASES["all"]
+    for sizes in DYNAMIC:
+        arrays = inputs(case, sizes, (33, 17), np.float32)
+        want, want_lse = expected(arrays, case.options)
+        gone = np.broadcast_to(~arrays[3].any(axis=1), (sizes[0], 1, sizes[4]))[:, 0]
+        arrays[1], arrays[2] = (
+            np.where(gone[:, None, :, None], np.float32(np.nan), a) for a in arrays[1:3]
+        )
+        out, lse = poison(want.shape, np.float32), poison(want_lse.shape, np.float32)
+        attention(*arrays, options=case.options, strategy=strategy, return_lse=True, out=(out, lse))
+        close(out, want, TOLERANCE["f32"])
+        close(lse, want_lse, 1e-5)
+
+
+def test_fallback_lets_a_nan_that_counts_through_and_no_other() -> None:
+    arrays = inputs(CASES["all"], (1, 2, 2, 12, 30), (8, 8), np.float32)
+    arrays[3][:] = True
+    arrays[3][..., 5] = False
+    arrays[2][0, 0, 5] = arrays[2][0, 1, 7] = np.nan
+    got = attention(*arrays, options=AttentionOptions(), strategy=Fallback())
+    assert np.isfinite(got[:, 0]).all() and np.isnan(got[:, 1]).all()

@@ -115,6 +115,8 @@ class PlainFlash(Flash):
         self.found = [nest.private("found", [number(count)], "float32") for _ in self.factors]
         self.left = nest.private("left", [number(self.high)], "float32")
         self.right = nest.private("right", [number(max(self.near, self.wide))], "float32")
+        if not self.found:
+            nest.barrier()  # the weights before are read no more
         for n, sums in enumerate(self.found):
             self._fill(sums, count, 0.0)
             keys, queries = self.keys[n], self.queries[n]

@@ -18,14 +18,15 @@ from .flash_plain import PlainFlash, columns_of, shared_elements
 from .matrix import stored_type
 from .nest import GridNest
 
-_OTHER_REGISTERS = 72  # addresses, counters, elements on their way
+_OTHER_REGISTERS = 88  # addresses, counters, elements on their way
 # (rows, keys, subgroups of at most 64, columns of a part) for matrix units, the larger first.
 _MATRIX = (
     (64, 64, 128, 64), (64, 32, 128, 32), (32, 32, 64, 32), (16, 32, 32, 32),
 )  # fmt: skip
 # (rows, keys, threads, chunk) for plain arithmetic, the larger first.
 _PLAIN = (
-    (64, 64, 256, 32), (64, 32, 256, 32), (32, 32, 128, 32), (16, 32, 64, 32), (16, 16, 64, 16),
+    (64, 64, 256, 32), (32, 64, 256, 32), (16, 64, 256, 32), (32, 32, 128, 32), (16, 32, 64, 32),
+    (16, 16, 64, 16),
 )  # fmt: skip
 
 
@@ -102,6 +103,8 @@ def _plain(found: Roles, caps: Capability) -> Iterator[FlashConfig]:
         for resident in (True, False):
             config = FlashConfig(rows, keys, threads * across // 16, across, chunk, resident)
             shared = 4 * shared_elements(config, depths, columns)
+            if not caps.shuffle:  # a tree for each row's maximum and sum
+                shared += 4 * 2 * rows * across
             fits = config.threads <= caps.max_threads and shared <= caps.shared_bytes
             if fits and _registers(config, len(depths), columns) <= (caps.registers or 128):
                 yield config
@@ -129,4 +132,5 @@ def _registers(config: FlashConfig, products: int, columns: int) -> int:
     """Registers of a thread, roughly."""
     high, near = config.rows * config.across // config.threads, config.keys // config.across
     wide, _ = columns_of(config, columns)
-    return high * (wide + near * (products + 1)) + high + max(near, wide) + _OTHER_REGISTERS
+    # As many as there are sums are moved to and fro.
+    return 2 * high * (wide + near * max(products, 1)) + wide + _OTHER_REGISTERS

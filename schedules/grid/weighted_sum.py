@@ -6,40 +6,76 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from ...dsl.expr import Axis
 from ..capability import Capability
 from ..emit import Emitter
 from ..group import Group
 from ..rule import Config, Rejection
-from ..weighted import rejection
+from ..weighted import Roles, rejection, roles, sums
 from .nest import GridNest, block_size
+from .weighted_tiles import TiledConfig, tiled
+
+MAX_DEPTH = 256
+_STATIC_SHARED = 48 * 1024  # what every block may have, without asking for more
+_TILES = (TiledConfig(32, 32), TiledConfig(32, 16), TiledConfig(16, 16), TiledConfig(16, 8))
 
 
 @dataclass(frozen=True)
-class WeightedSumConfig(Config):
-    """`threads` of a block."""
+class PlainConfig(Config):
+    """`threads` of a block that has one row."""
 
     threads: int = 128
 
 
 class WeightedSums:
-    """A launch for each sum: blocks compute weights and add what they weigh."""
+    """Tiles of weights in shared memory, a launch for the sums over keys and one for those over
+    rows; what does not have the shape of `Roles`, or does not fit, a row a block."""
 
     name = "weighted_sums"
 
     def match(self, group: Group, caps: Capability) -> Rejection | None:
         return rejection(group)
 
-    def default(self, group: Group, caps: Capability) -> WeightedSumConfig:
-        return WeightedSumConfig(block_size(caps, 128))
+    def default(self, group: Group, caps: Capability) -> Config:
+        return next(self.space(group, caps))
 
-    def space(self, group: Group, caps: Capability) -> Iterator[WeightedSumConfig]:
-        yield self.default(group, caps)
+    def space(self, group: Group, caps: Capability) -> Iterator[Config]:
+        found = _tiles(group)
+        if found is not None:
+            depths = [int(f.depth.extent) for f in found.factors]  # type: ignore[arg-type]
+            room = min(caps.shared_bytes, _STATIC_SHARED)
+            for config in _TILES:
+                fits = config.shared_bytes(depths, len(sums(group))) <= room
+                if fits and config.threads <= caps.max_threads:
+                    yield config
+        yield PlainConfig(block_size(caps, 128))
 
-    def lower(
-        self, emitter: Emitter, group: Group, caps: Capability, config: WeightedSumConfig
-    ) -> Any:
+    def lower(self, emitter: Emitter, group: Group, caps: Capability, config: Config) -> Any:
+        nest = GridNest(emitter, caps)
+        if isinstance(config, TiledConfig):
+            found = _tiles(group)
+            assert found is not None
+            tiled(nest, found, config)
+            return nest.finish()
         from .weighted_plain import plain
 
-        nest = GridNest(emitter, caps)
+        assert isinstance(config, PlainConfig)
         plain(nest, group, config.threads)
         return nest.finish()
+
+
+def _tiles(group: Group) -> Roles | None:
+    """The roles, if tiles can add the sums up: one mask for all, values that are factors."""
+    found = roles(group, _short)
+    if found is None:
+        return None
+    masks = {id(s.node.where) for s in (*found.by_row, *found.by_key)}
+    keys, rows = {id(f.key) for f in found.factors}, {id(f.row) for f in found.factors}
+    factors = all(id(s.node.value) in keys for s in found.by_row) and all(
+        id(s.node.value) in rows for s in found.by_key
+    )
+    return found if len(masks) == 1 and factors else None
+
+
+def _short(axis: Axis) -> bool:
+    return isinstance(axis.extent, int) and 0 < axis.extent <= MAX_DEPTH

@@ -1,0 +1,328 @@
+"""Weighted sums by tiles: a launch for those that keep rows, one for those that keep keys.
+
+    block (batch.., tile of the kept axis):
+        factors of the kept side → shared
+        for tile of the summed side (those that no mask rules out):
+            barrier; factors of the summed side → shared; barrier
+            weights[kept, summed] → shared: each thread a small rectangle; barrier
+            sums[kept, column] += Σ_summed weights · values, in registers
+        results
+
+No result is shared by two blocks, so that nothing depends on their order. Masks select: a tile
+with values that are not all finite takes a path that asks the mask again for each product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from ...dsl.dtypes import f32
+from ...dsl.expr import Axis, Expr, cast
+from ..bounds import upper_bounds
+from ..group import is_map
+from ..rule import Config
+from ..weighted import Roles, Sum, steps
+from .nest import GridNest
+from .terms import both, float32, int32, least, select
+
+Tir = Any
+_ACROSS = 16  # threads side by side along the columns
+
+
+@dataclass(frozen=True)
+class TiledConfig(Config):
+    """`kept` × `summed` weights are a tile, computed by `threads`, a rectangle each."""
+
+    kept: int = 32
+    summed: int = 16
+    threads: int = 128
+
+    def rectangle(self) -> tuple[int, int]:
+        """Kept and summed places of a thread's weights."""
+        share = self.kept * self.summed // self.threads
+        high = min(share, 4 if share >= 8 else 2)
+        return high, share // high
+
+    def shared_bytes(self, depths: Sequence[int], weights: int) -> int:
+        """Bytes of a block's tiles; a few more serve to combine flags."""
+        rows = sum((self.kept + self.summed) * _stride(d) + 2 * _ACROSS for d in depths)
+        return 4 * (rows + weights * self.kept * (self.summed + 1)) + 1024
+
+
+def tiled(nest: GridNest, roles: Roles, config: TiledConfig) -> None:
+    """The launches of a group."""
+    for sums, kept, summed in (
+        (roles.by_row, roles.row, roles.key), (roles.by_key, roles.key, roles.row),
+    ):  # fmt: skip
+        if sums:
+            _Tiled(nest, roles, config, sums, kept, summed).launch()
+
+
+@dataclass
+class _Side:
+    """A factor on one side of the tile, in shared memory as [place, depth]."""
+
+    node: Expr
+    depth: Axis
+    stride: int
+    buffer: Tir
+
+
+class _Tiled:
+    """One launch: sums that keep the axis `kept`."""
+
+    def __init__(
+        self, nest: GridNest, roles: Roles, config: TiledConfig, sums: Sequence[Sum], kept: Axis,
+        summed: Axis,
+    ) -> None:  # fmt: skip
+        self.nest, self.roles, self.config, self.sums = nest, roles, config, sums
+        self.kept, self.summed = kept, summed
+        self.by_row = kept is roles.row
+        self.readers = nest.emitter.lowering.readers
+        self.lower = nest.emitter.lowering.expr
+        self.size = nest.emitter.size
+        self.where = sums[0].node.where
+        weights = [s.node.weight for s in sums]
+        self.steps = steps(weights, nest.emitter.lowering.math)
+        self.final = {id(w) for w in weights}
+
+    def launch(self) -> None:
+        nest, cfg, roles = self.nest, self.config, self.roles
+        outer = (*roles.batch, *(roles.turns if self.by_row else ()))
+        extents = [self.size(a.extent) for a in outer]
+        tiles = nest.ceil_div(self.size(self.kept.extent), cfg.kept)
+        blocks = nest.simple(nest.product([*extents, tiles]))
+        with nest.launch(blocks, cfg.threads) as (block, thread):
+            *index, tile = nest.unflatten(block, [*extents, tiles])
+            self.env = {a: nest.opaque(a.name, i) for a, i in zip(outer, index, strict=True)}
+            self.thread = thread
+            self.total = nest.opaque("total", self.size(self.kept.extent))
+            self.first = nest.opaque("first", tile * nest.number(cfg.kept))
+            self._allocate()
+            if self.by_row:
+                self._load(self.own, self.kept, self.first, self.total, cfg.kept)
+                self._tiles()
+            else:
+                self._load(self.own, self.kept, self.first, self.total, cfg.kept)
+                self._turns(roles.turns)
+            self._finish()
+
+    def _allocate(self) -> None:
+        nest, cfg = self.nest, self.config
+        self.own, self.others = [], []
+        for factor in self.roles.factors:
+            row, key = (factor.row, factor.key) if self.by_row else (factor.key, factor.row)
+            for sides, node, places in ((self.own, row, cfg.kept), (self.others, key, cfg.summed)):
+                stride = _stride(int(factor.depth.extent))  # type: ignore[arg-type]
+                # Columns past the last are read, and of no effect.
+                count = nest.number(places * stride + _ACROSS)
+                buffer = nest.shared("side", [count], "float32")
+                sides.append(_Side(node, factor.depth, stride, buffer))
+        self.weights = {
+            w: nest.shared("weights", [nest.number(cfg.kept * (cfg.summed + 1))], "float32")
+            for w in self.final
+        }
+        self.high, self.wide = cfg.rectangle()
+        cells = nest.number(self.high * self.wide)
+        self.held = {
+            id(s.origin): nest.private("step", [cells], "float32") for s in self.steps
+        }
+        self.products = [nest.private("product", [cells], "float32") for _ in self.own]
+        self.down = cfg.threads // _ACROSS
+        self.rows = cfg.kept // self.down
+        self.sums_held = []
+        for each in self.sums:
+            vectors = -(-int(each.node.column_axes()[0].extent) // _ACROSS)  # type: ignore[arg-type]
+            held = nest.private("sums", [nest.number(self.rows * vectors)], "float32")
+            for i in range(self.rows * vectors):
+                nest.store(held, [nest.number(i)], float32(0.0))
+            self.sums_held.append((each, held, vectors))
+        self.x = nest.bind("x", self.thread % nest.number(_ACROSS))
+        self.y = nest.bind("y", self.thread // nest.number(_ACROSS))
+
+    def _load(
+        self, sides: Sequence[_Side], axis: Axis, first: Tir, total: Tir, places: int
+    ) -> Tir:
+        """Shared copies, 0 past the last place; whether the thread met a value not finite."""
+        nest, cfg = self.nest, self.config
+        odd = nest.private("odd", [], "int32")
+        nest.store(odd, [nest.number(0)], int32(0))
+        for side in sides:
+            depth = int(side.depth.extent)  # type: ignore[arg-type]
+            count = places * depth
+            with nest.loop("turn", nest.number(-(-count // cfg.threads))) as turn:
+                flat = nest.bind("flat", turn * nest.number(cfg.threads) + self.thread)
+                with ExitStack() as stack:
+                    if count % cfg.threads:
+                        stack.enter_context(nest.when(flat < nest.number(count)))
+                    place, d = nest.unflatten(flat, [nest.number(places), nest.number(depth)])
+                    place, d = nest.bind("place", place), nest.bind("d", d)
+                    at = nest.bind("at", place * nest.number(side.stride) + d)
+                    with nest.choice(first + place < total) as otherwise:
+                        env = self.env | {axis: first + place, side.depth: d}
+                        value = nest.bind("value", self.lower(cast(side.node, f32), env))
+                        nest.store(side.buffer, [at], value)
+                        before = odd[nest.number(0)]
+                        seen = select(_finite(value), before, int32(1))
+                        nest.store(odd, [nest.number(0)], seen)
+                        otherwise()
+                        nest.store(side.buffer, [at], float32(0.0))
+        return odd[nest.number(0)]
+
+    def _turns(self, rest: Sequence[Axis]) -> None:
+        if not rest:
+            self._tiles()
+            return
+        with self.nest.loop(rest[0].name, self.size(rest[0].extent)) as turn:
+            self.env = self.env | {rest[0]: turn}
+            self._turns(rest[1:])
+
+    def _tiles(self) -> None:
+        """The tiles of the summed axis that some place of the kept tile counts in."""
+        nest, cfg = self.nest, self.config
+        count = nest.opaque("summed", self.size(self.summed.extent))
+        key, row = self.roles.key, self.roles.row
+        bounds = list(upper_bounds(self.where, key, row, set(self.env)))
+        end = count
+        if self.by_row:
+            last = least(self.first + nest.number(cfg.kept), self.total) - nest.number(1)
+            for bound in bounds:
+                end = least(end, self.lower(bound, self.env | {row: last}))
+            end = nest.opaque("end", end)
+        with nest.loop("tile", nest.ceil_div(end, cfg.summed)) as tile, ExitStack() as stack:
+            self.start = nest.opaque("start", tile * nest.number(cfg.summed))
+            self.end = count
+            if not self.by_row:
+                last = least(self.start + nest.number(cfg.summed), count) - nest.number(1)
+                for bound in bounds:
+                    reach = self.lower(bound, self.env | {row: last})
+                    stack.enter_context(nest.when(self.first < reach))
+            self._tile()
+
+    def _tile(self) -> None:
+        nest, cfg = self.nest, self.config
+        nest.barrier()
+        odd = self._load(self.others, self.summed, self.start, self.end, cfg.summed)
+        strange = None if self.where is None else nest.reduce("max", odd, cfg.threads)
+        nest.barrier()
+        self._multiply()
+        self._weigh()
+        nest.barrier()
+        if strange is None:
+            self._add(masked=False)
+            return
+        with nest.choice(strange.equal(int32(0))) as otherwise:
+            self._add(masked=False)
+            otherwise()
+            self._add(masked=True)
+
+    def _place(self, a: int, b: int) -> tuple[Tir, Tir]:
+        """Where in the tile the thread's weight (a, b) is."""
+        nest, cfg = self.nest, self.config
+        across = cfg.summed // self.wide
+        up, along = self.thread // nest.number(across), self.thread % nest.number(across)
+        return up + nest.number(a * (cfg.kept // self.high)), along + nest.number(b * across)
+
+    def _cells(self) -> list[tuple[int, int]]:
+        return [(a, b) for a in range(self.high) for b in range(self.wide)]
+
+    def _multiply(self) -> None:
+        """The products under the weights, for the thread's rectangle."""
+        nest = self.nest
+        for own, other, made in zip(self.own, self.others, self.products, strict=True):
+            for a, b in self._cells():
+                nest.store(made, [self._cell(a, b)], float32(0.0))
+            near = [nest.bind("near", self._place(a, 0)[0] * nest.number(own.stride))
+                    for a in range(self.high)]  # fmt: skip
+            far = [nest.bind("far", self._place(0, b)[1] * nest.number(own.stride))
+                   for b in range(self.wide)]  # fmt: skip
+            with nest.loop("d", nest.number(int(own.depth.extent))) as d:  # type: ignore[arg-type]
+                left = [nest.bind("left", own.buffer[n + d]) for n in near]
+                right = [nest.bind("right", other.buffer[f + d]) for f in far]
+                for a, b in self._cells():
+                    at = self._cell(a, b)
+                    nest.store(made, [at], made[at] + left[a] * right[b])
+
+    def _cell(self, a: int, b: int) -> Tir:
+        return self.nest.number(a * self.wide + b)
+
+    def _weigh(self) -> None:
+        """The thread's weights to shared memory, 0 where masked or past the last place."""
+        nest, cfg = self.nest, self.config
+        for a, b in self._cells():
+            i, j = self._place(a, b)
+            at = nest.bind("at", i * nest.number(cfg.summed + 1) + j)
+            for weights in self.weights.values():
+                nest.store(weights, [at], float32(0.0))
+            env = self.env | {self.kept: nest.bind("i", self.first + i),
+                              self.summed: nest.bind("j", self.start + j)}  # fmt: skip
+            cell = self._cell(a, b)
+            with ExitStack() as stack:
+                here = both(env[self.kept] < self.total, env[self.summed] < self.end)
+                stack.enter_context(nest.when(here))
+                if self.where is not None:
+                    stack.enter_context(nest.when(self.lower(self.where, env)))
+                for factor, made in zip(self.roles.factors, self.products, strict=True):
+                    self.readers[id(factor.stage)] = lambda *_, m=made: m[cell]
+                for step in self.steps:
+                    held = self.held[id(step.origin)]
+                    nest.store(held, [cell], self.lower(step.node, env))
+                    self.readers[id(step.proxy)] = lambda *_, h=held: h[cell]
+                    if id(step.origin) in self.weights:
+                        nest.store(self.weights[id(step.origin)], [at], held[cell])
+
+    def _add(self, masked: bool) -> None:
+        """Each sum's part of the tile, in registers."""
+        nest, cfg = self.nest, self.config
+        with nest.loop("summed", nest.number(cfg.summed)) as c:
+            for each, held, vectors in self.sums_held:
+                weights = self.weights[id(each.node.weight)]
+                side = next(s for s in self.others if s.node is each.node.value)
+                base = nest.bind("base", c * nest.number(side.stride) + self.x)
+                values = [nest.bind("value", side.buffer[base + nest.number(v * _ACROSS)])
+                          for v in range(vectors)]  # fmt: skip
+                for r in range(self.rows):
+                    i = self.y + nest.number(r * self.down)
+                    weight = nest.bind("weight", weights[i * nest.number(cfg.summed + 1) + c])
+                    with ExitStack() as stack:
+                        if masked:
+                            env = self.env | {self.kept: self.first + i, self.summed: self.start + c}
+                            here = both(env[self.kept] < self.total, env[self.summed] < self.end)
+                            stack.enter_context(nest.when(here))
+                            assert self.where is not None
+                            stack.enter_context(nest.when(self.lower(self.where, env)))
+                        for v, value in enumerate(values):
+                            at = nest.number(r * vectors + v)
+                            nest.store(held, [at], held[at] + weight * value)
+
+    def _finish(self) -> None:
+        nest = self.nest
+        for each, held, vectors in self.sums_held:
+            column, result = each.node.column_axes()[0], each.result
+            for r in range(self.rows):
+                i = nest.bind("i", self.first + self.y + nest.number(r * self.down))
+                for v in range(vectors):
+                    c = nest.bind("c", self.x + nest.number(v * _ACROSS))
+                    inside = both(i < self.total, c < self.size(column.extent))
+                    with nest.when(inside):
+                        at = self.env | {self.kept: i, column: c}
+                        total = held[nest.number(r * vectors + v)]
+                        value = total
+                        if is_map(result):
+                            self.readers[id(each.stage)] = lambda *_, t=total: t
+                            value = self.lower(result.expr, at)
+                        nest.write(result, [at[a] for a in result.axes], value)
+
+
+def _stride(depth: int) -> int:
+    """Elements from one place to the next: odd, so that places lie in different banks."""
+    return depth | 1
+
+
+def _finite(value: Tir) -> Tir:
+    from tvm import tirx
+
+    return tirx.abs(value) <= tirx.const(3.4028234663852886e38, "float32")

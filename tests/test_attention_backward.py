@@ -43,7 +43,9 @@ def solved(
     return known, attention_backward(*known, *arrays[3:], options=options)
 
 
-def expected(known: list[Array], mask: Array, bias: Array, options: AttentionOptions) -> list[Array]:
+def expected(
+    known: list[Array], mask: Array, bias: Array, options: AttentionOptions
+) -> list[Array]:
     """The float64 oracle's gradients of query, key, value and bias, from the same result."""
     sizes = dict(zip(("B", "Hq", "Q", "D"), known[1].shape, strict=True))
     sizes |= dict(zip(("Hkv", "K", "Dv"), known[3].shape[1:], strict=True))
@@ -72,8 +74,11 @@ def expected(known: list[Array], mask: Array, bias: Array, options: AttentionOpt
 
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    [*((n, "f32") for n in ("plain", "top_left", "mask", "bias", "all")),
-     ("all", "f16"), ("all", "bf16")],
+    [
+        *((n, "f32") for n in ("plain", "top_left", "mask", "bias", "all")),
+        ("all", "f16"),
+        ("all", "bf16"),
+    ],
 )
 def test_options_dtypes_and_dynamic_sizes(name: str, dtype: str) -> None:
     case = CASES[name]

@@ -4,12 +4,13 @@
         factors of the kept side → shared
         for tile of the summed side (those that no mask rules out):
             barrier; factors of the summed side → shared; barrier
-            weights[kept, summed] → shared: each thread a small rectangle; barrier
+            products[kept, summed] → shared: each thread a small rectangle
+            weights[kept, summed] in their place; barrier
             sums[kept, column] += Σ_summed weights · values, in registers
         results
 
 No result is shared by two blocks, so that nothing depends on their order. Masks select: a tile
-with values that are not all finite takes a path that asks the mask again for each product.
+with values that are not all finite takes a path that leaves out what is masked.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ class TiledConfig(Config):
     def shared_bytes(self, depths: Sequence[int], weights: int) -> int:
         """Bytes of a block's tiles; a few more serve to combine flags."""
         rows = sum((self.kept + self.summed) * _stride(d) + 2 * _ACROSS for d in depths)
-        return 4 * (rows + weights * self.kept * (self.summed + 1)) + 1024
+        tiles = 1 + max(weights, len(depths))
+        return 4 * (rows + tiles * self.kept * (self.summed + 1)) + 1024
 
 
 def tiled(nest: GridNest, roles: Roles, config: TiledConfig) -> None:
@@ -87,7 +89,7 @@ class _Tiled:
         self.where = sums[0].node.where
         weights = [s.node.weight for s in sums]
         self.steps = steps(weights, nest.emitter.lowering.math)
-        self.final = {id(w) for w in weights}
+        self.final = list(dict.fromkeys(id(w) for w in weights))
 
     def launch(self) -> None:
         nest, cfg, roles = self.nest, self.config, self.roles
@@ -121,15 +123,13 @@ class _Tiled:
                 count = nest.number(places * stride + _ACROSS)
                 buffer = nest.shared("side", [count], "float32")
                 sides.append(_Side(node, factor.depth, stride, buffer))
-        self.weights = {
-            w: nest.shared("weights", [nest.number(cfg.kept * (cfg.summed + 1))], "float32")
-            for w in self.final
-        }
+        size = nest.number(cfg.kept * (cfg.summed + 1))
+        tiles = max(len(self.final), len(self.own))
+        self.tiles = [nest.shared("tile", [size], "float32") for _ in range(tiles)]
+        self.keeps = None if self.where is None else nest.shared("keeps", [size], "int32")
+        self.weights = dict(zip(self.final, self.tiles, strict=False))
         self.high, self.wide = cfg.rectangle()
         cells = nest.number(self.high * self.wide)
-        self.held = {
-            id(s.origin): nest.private("step", [cells], "float32") for s in self.steps
-        }
         self.products = [nest.private("product", [cells], "float32") for _ in self.own]
         self.down = cfg.threads // _ACROSS
         self.rows = cfg.kept // self.down
@@ -143,9 +143,7 @@ class _Tiled:
         self.x = nest.bind("x", self.thread % nest.number(_ACROSS))
         self.y = nest.bind("y", self.thread // nest.number(_ACROSS))
 
-    def _load(
-        self, sides: Sequence[_Side], axis: Axis, first: Tir, total: Tir, places: int
-    ) -> Tir:
+    def _load(self, sides: Sequence[_Side], axis: Axis, first: Tir, total: Tir, places: int) -> Tir:
         """Shared copies, 0 past the last place; whether the thread met a value not finite."""
         nest, cfg = self.nest, self.config
         odd = nest.private("odd", [], "int32")
@@ -219,12 +217,12 @@ class _Tiled:
             otherwise()
             self._add(masked=True)
 
-    def _place(self, a: int, b: int) -> tuple[Tir, Tir]:
+    def _place(self, a: Tir, b: Tir) -> tuple[Tir, Tir]:
         """Where in the tile the thread's weight (a, b) is."""
         nest, cfg = self.nest, self.config
-        across = cfg.summed // self.wide
-        up, along = self.thread // nest.number(across), self.thread % nest.number(across)
-        return up + nest.number(a * (cfg.kept // self.high)), along + nest.number(b * across)
+        across = nest.number(cfg.summed // self.wide)
+        up, along = self.thread // across, self.thread % across
+        return up + a * nest.number(cfg.kept // self.high), along + b * across
 
     def _cells(self) -> list[tuple[int, int]]:
         return [(a, b) for a in range(self.high) for b in range(self.wide)]
@@ -235,9 +233,10 @@ class _Tiled:
         for own, other, made in zip(self.own, self.others, self.products, strict=True):
             for a, b in self._cells():
                 nest.store(made, [self._cell(a, b)], float32(0.0))
-            near = [nest.bind("near", self._place(a, 0)[0] * nest.number(own.stride))
+            stride, number = nest.number(own.stride), nest.number
+            near = [nest.bind("near", self._place(number(a), number(0))[0] * stride)
                     for a in range(self.high)]  # fmt: skip
-            far = [nest.bind("far", self._place(0, b)[1] * nest.number(own.stride))
+            far = [nest.bind("far", self._place(number(0), number(b))[1] * stride)
                    for b in range(self.wide)]  # fmt: skip
             with nest.loop("d", nest.number(int(own.depth.extent))) as d:  # type: ignore[arg-type]
                 left = [nest.bind("left", own.buffer[n + d]) for n in near]
@@ -246,33 +245,51 @@ class _Tiled:
                     at = self._cell(a, b)
                     nest.store(made, [at], made[at] + left[a] * right[b])
 
+        for tile, made in zip(self.tiles, self.products, strict=False):
+            for a, b in self._cells():
+                i, j = self._place(nest.number(a), nest.number(b))
+                nest.store(tile, [self._in_tile(i, j)], made[self._cell(a, b)])
+
+    def _in_tile(self, i: Tir, j: Tir) -> Tir:
+        return i * self.nest.number(self.config.summed + 1) + j
+
     def _cell(self, a: int, b: int) -> Tir:
         return self.nest.number(a * self.wide + b)
 
     def _weigh(self) -> None:
-        """The thread's weights to shared memory, 0 where masked or past the last place."""
-        nest, cfg = self.nest, self.config
-        for a, b in self._cells():
+        """The thread's weights in place of its products, 0 where masked or past the last place."""
+        nest = self.nest
+        with (
+            nest.loop("a", nest.number(self.high)) as a,
+            nest.loop("b", nest.number(self.wide)) as b,
+        ):
             i, j = self._place(a, b)
-            at = nest.bind("at", i * nest.number(cfg.summed + 1) + j)
-            for weights in self.weights.values():
-                nest.store(weights, [at], float32(0.0))
+            at = nest.bind("at", self._in_tile(i, j))
             env = self.env | {self.kept: nest.bind("i", self.first + i),
                               self.summed: nest.bind("j", self.start + j)}  # fmt: skip
-            cell = self._cell(a, b)
+            for factor, tile in zip(self.roles.factors, self.tiles, strict=False):
+                product = self._number("product")
+                nest.store(product, [nest.number(0)], tile[at])
+                self.readers[id(factor.stage)] = lambda *_, p=product: p[nest.number(0)]
+            for tile in self.weights.values():
+                nest.store(tile, [at], float32(0.0))
+            if self.keeps is not None:
+                nest.store(self.keeps, [at], int32(0))
             with ExitStack() as stack:
                 here = both(env[self.kept] < self.total, env[self.summed] < self.end)
                 stack.enter_context(nest.when(here))
                 if self.where is not None:
                     stack.enter_context(nest.when(self.lower(self.where, env)))
-                for factor, made in zip(self.roles.factors, self.products, strict=True):
-                    self.readers[id(factor.stage)] = lambda *_, m=made: m[cell]
+                    nest.store(self.keeps, [at], int32(1))
                 for step in self.steps:
-                    held = self.held[id(step.origin)]
-                    nest.store(held, [cell], self.lower(step.node, env))
-                    self.readers[id(step.proxy)] = lambda *_, h=held: h[cell]
+                    held = self._number("step")
+                    nest.store(held, [nest.number(0)], self.lower(step.node, env))
+                    self.readers[id(step.proxy)] = lambda *_, h=held: h[nest.number(0)]
                     if id(step.origin) in self.weights:
-                        nest.store(self.weights[id(step.origin)], [at], held[cell])
+                        nest.store(self.weights[id(step.origin)], [at], held[nest.number(0)])
+
+    def _number(self, name: str) -> Tir:
+        return self.nest.private(name, [], "float32")
 
     def _add(self, masked: bool) -> None:
         """Each sum's part of the tile, in registers."""
@@ -286,14 +303,11 @@ class _Tiled:
                           for v in range(vectors)]  # fmt: skip
                 for r in range(self.rows):
                     i = self.y + nest.number(r * self.down)
-                    weight = nest.bind("weight", weights[i * nest.number(cfg.summed + 1) + c])
+                    at = nest.bind("at", self._in_tile(i, c))
+                    weight = nest.bind("weight", weights[at])
                     with ExitStack() as stack:
                         if masked:
-                            env = self.env | {self.kept: self.first + i, self.summed: self.start + c}
-                            here = both(env[self.kept] < self.total, env[self.summed] < self.end)
-                            stack.enter_context(nest.when(here))
-                            assert self.where is not None
-                            stack.enter_context(nest.when(self.lower(self.where, env)))
+                            stack.enter_context(nest.when(self.keeps[at] > int32(0)))
                         for v, value in enumerate(values):
                             at = nest.number(r * vectors + v)
                             nest.store(held, [at], held[at] + weight * value)
@@ -301,20 +315,26 @@ class _Tiled:
     def _finish(self) -> None:
         nest = self.nest
         for each, held, vectors in self.sums_held:
-            column, result = each.node.column_axes()[0], each.result
+            column = each.node.column_axes()[0]
+            extent = int(column.extent)  # type: ignore[arg-type]
             for r in range(self.rows):
                 i = nest.bind("i", self.first + self.y + nest.number(r * self.down))
-                for v in range(vectors):
-                    c = nest.bind("c", self.x + nest.number(v * _ACROSS))
-                    inside = both(i < self.total, c < self.size(column.extent))
-                    with nest.when(inside):
-                        at = self.env | {self.kept: i, column: c}
-                        total = held[nest.number(r * vectors + v)]
-                        value = total
-                        if is_map(result):
-                            self.readers[id(each.stage)] = lambda *_, t=total: t
-                            value = self.lower(result.expr, at)
-                        nest.write(result, [at[a] for a in result.axes], value)
+                with nest.when(i < self.total):
+                    for v in range(vectors):
+                        c = nest.bind("c", self.x + nest.number(v * _ACROSS))
+                        with ExitStack() as stack:
+                            if (v + 1) * _ACROSS > extent:
+                                stack.enter_context(nest.when(c < nest.number(extent)))
+                            at = self.env | {self.kept: i, column: c}
+                            self._write(each, at, held[nest.number(r * vectors + v)])
+
+    def _write(self, each: Sum, at: dict[Axis, Tir], total: Tir) -> None:
+        nest, result = self.nest, each.result
+        value = total
+        if is_map(result):
+            self.readers[id(each.stage)] = lambda *_: total
+            value = self.lower(result.expr, at)
+        nest.write(result, [at[a] for a in result.axes], value)
 
 
 def _stride(depth: int) -> int:

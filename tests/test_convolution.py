@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,9 @@ from rudnn.convolution import (
 from rudnn.errors import ConvError
 from rudnn.ops import convolution as declared
 from rudnn.samples import specialise
+from rudnn.schedules.capability import Capability
 from rudnn.schedules.cpu import rules
+from rudnn.schedules.cpu.windows import WindowSums
 from rudnn.schedules.program import groups_of
 from rudnn.schedules.rule import choose
 
@@ -283,6 +285,32 @@ def test_rules() -> None:
     assert chosen(declared.conv_data_backward) == {"windows", "pointwise"}
     assert chosen(declared.conv_weight_backward) == {"tap_sums"}
     assert chosen(declared.conv_weight_backward, **deep) == {"tap_sums"}
+
+
+@pytest.mark.parametrize("strips", [False, True])
+def test_tiles_and_strips_in_either_order(strips: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes differ, because a kernel is kept by what it computes."""
+    default = WindowSums.default
+    forced = {"rows": 6, "vectors": 1, "strips": strips}
+    monkeypatch.setattr(WindowSums, "default", lambda *a: replace(default(*a), **forced))
+    edge = Edge((2, 9, 11 + strips, 13), (20, 9, 3, 3), padding=1)
+    x, weight, bias = drawn(edge)
+    close(conv_forward(x, weight, bias, edge.options), edge.torch(x, weight, bias))
+
+
+@pytest.mark.parametrize(("registers", "bits"), [(16, 128), (16, 256), (32, 512)])
+def test_registers_hold_the_sums(registers: int, bits: int) -> None:
+    """14 sums of the gradient of a 7-wide kernel, with 2 vectors and a number, spilled."""
+    caps = Capability("cores", vector_bits=bits, vector_registers=registers)
+
+    def config(declaration: Any, **dims: int) -> Any:
+        (group,) = groups_of(specialise(declaration, dims).graph)
+        return choose(rules(), group, caps).default(group, caps)
+
+    made = config(declared.conv_forward, SW=1, OW=14)
+    assert (made.rows + 1) * made.vectors < registers
+    made = config(declared.conv_weight_backward, KW=7, PW=3)
+    assert (made.tall * made.wide + 1) * made.vectors < registers
 
 
 # --- errors ---

@@ -99,16 +99,16 @@ class _Tile:
 
 
 def _tiles(found: Windows, caps: Capability, grouped: bool) -> Iterator[_Tile]:
-    """Tiles that the registers hold."""
+    """Tiles that the registers hold, with one to spare beside that of a number."""
     lanes, columns, last = caps.lanes(), column_count(found), found.along[-1].windows
     folds = caps.folds_numbers
     most = caps.vector_registers - (4 if folds else 2)
     panels = 1 if grouped else -(-found.row_count // lanes)
     for vectors in range(1, 2 if grouped else min(3, panels) + 1):
         for wide in {-(-last // n) for n in range(1, last + 1)}:
-            for tall in {-(-columns // n) for n in range(1, columns + 1)}:
+            for tall in {-(-columns // -(-columns // n)) for n in range(1, min(columns, most) + 1)}:
                 sums = vectors * wide * tall
-                if sums + vectors > most and sums > 1:
+                if sums + vectors > most:
                     continue
                 # Of a step; a sum's next turn comes 4 cycles later, of one or two sums each.
                 loads = vectors + wide * tall * (1 if grouped else min(1, 8 / lanes))

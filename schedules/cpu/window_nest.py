@@ -59,22 +59,26 @@ class WindowNest:
             spare = self.width  # what a tile reads past its plane
             total = self.channels * self.outer_taps * self.plane + spare
             self.planes = nest.scratch("planes", [total])
-            cfg, steps = self.config, index(self.width // (self.lanes * self.config.vectors))
-            kept = self.tiles if cfg.strips else 1
-            self.sums = nest.scratch("sums", [kept, cfg.rows, self.width])
+            kept = self.tiles if self.config.strips else 1
+            self.sums = nest.scratch("sums", [kept, self.config.rows, self.width])
             self._pack_image()
-            tiles = index(self.tiles)
-            if cfg.strips:
-                with nest.loop("step", steps) as step, nest.loop("tile", tiles) as tile:
-                    self._accumulate(tile, step, tile)
-                with nest.loop("tile", tiles) as tile:
-                    self._finish(tile, tile)
-            else:
-                with nest.loop("tile", tiles) as tile:
-                    with nest.loop("step", steps) as step:
-                        self._accumulate(tile, step, index(0))
-                    self._finish(tile, index(0))
+            self._results()
         return nest.finish()
+
+    def _results(self) -> None:
+        """All tiles of rows and strips of windows, in either order."""
+        nest, tiles = self.nest, index(self.tiles)
+        strips = index(self.width // (self.lanes * self.config.vectors))
+        if self.config.strips:
+            with nest.loop("strip", strips) as strip, nest.loop("tile", tiles) as tile:
+                self._accumulate(tile, strip, tile)
+            with nest.loop("tile", tiles) as tile:
+                self._finish(tile, tile)
+            return
+        with nest.loop("tile", tiles) as tile:
+            with nest.loop("strip", strips) as strip:
+                self._accumulate(tile, strip, index(0))
+            self._finish(tile, index(0))
 
     # --- the kernel, once: [group, tile, channel, taps.., row] ---
 
@@ -201,12 +205,13 @@ class WindowNest:
 
     # --- sums ---
 
-    def _accumulate(self, tile: Any, step: Any, kept: Any) -> None:
+    def _accumulate(self, tile: Any, strip: Any, kept: Any) -> None:
+        """The sums of a tile and a strip, to the tile `kept` of `sums`."""
         nest, cfg, lanes = self.nest, self.config, self.lanes
         cells = [(r, v) for r in range(cfg.rows) for v in range(cfg.vectors)]
         along = self.found.along
         depth = math.prod(a.taps for a in along[-2:])
-        first = nest.bind("first", step * index(lanes * cfg.vectors))
+        first = nest.bind("first", strip * index(lanes * cfg.vectors))
         acc = dict(zip(cells, nest.registers("acc", len(cells), lanes), strict=True))
         for cell in cells:
             with nest.vector(lanes) as lane:

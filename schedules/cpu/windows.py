@@ -119,13 +119,15 @@ def _candidates(found: Windows, caps: Capability) -> Iterator[WindowsConfig]:
         for line in {-(-lines // n) for n in range(1, lines + 1)}:
             for rows in heights:
                 for vectors in range(1, 9):
-                    if rows * vectors + vectors <= most:
-                        for strips in (False, True)[: 1 + (found.row_count > rows)]:
-                            yield WindowsConfig(rows, vectors, line, width, strips)
+                    if rows * vectors + vectors > most:
+                        continue
+                    yield WindowsConfig(rows, vectors, line, width, False)
+                    if rows < found.row_count:
+                        yield WindowsConfig(rows, vectors, line, width, True)
 
 
 def cost(found: Windows, config: WindowsConfig, caps: Capability) -> float:
-    """About how many times a vector's sums the blocks of one image take."""
+    """About how long the blocks of one image take, in multiply-adds of a vector."""
     lanes, rows = caps.lanes(), found.row_count
     counts = (config.lines, config.columns)
     high, wide = (Dim(a, n) for a, n in zip(found.along[-2:], counts, strict=True))
@@ -141,12 +143,13 @@ def cost(found: Windows, config: WindowsConfig, caps: Capability) -> float:
     sums, across = config.rows * config.vectors, config.vectors
     loads = (1 + lanes / 16) * across + config.rows * min(1, 8 / lanes)
     work = max(sums, 4 if caps.folds_numbers else 8, loads) + 0.5
-    work += 0 if caps.folds_numbers else config.rows / 8
+    if not caps.folds_numbers:
+        work += config.rows / 8
     planes, kernel = 4 * channels * plane, 4 * rows * depth
     read = planes + 4 * config.rows * vectors * lanes
     if config.strips:
-        lines = high.along.taps * (math.gcd(high.step, abs(high.along.step)) or 1)
-        read = 4 * channels * outer * lines * wide.phases * (across * lanes + 16)
+        lines = outer * high.along.taps * min(wide.phases, wide.along.taps)
+        read = 4 * channels * lines * (across * lanes + 16)
     if read > caps.l1_bytes * 5 // 8:
         near = planes <= caps.l2_bytes // 2
         work += (2 if near else 4) * across / wide.along.taps

@@ -209,6 +209,9 @@ def test_the_same_bits_on_any_number_of_threads() -> None:
         g = np.ones(257, np.float32)
         n = rudnn.normalization
         made = [n.layer_norm(x, g), *n.layer_norm_backward(x, x, g), rudnn.nn.linear(x, w)]
+        image, grid = x[:3, :256].reshape(3, 1, 16, 16), x[:3, :80].reshape(3, 5, 8, 2)
+        made += [rudnn.pooling.max_pool(image, 3, 2, 1), rudnn.interpolation.interpolate(image, 33)]
+        made += [rudnn.grid_sampling.grid_sample(image, grid)]
         print(hashlib.sha256(b"".join(m.tobytes() for m in made)).hexdigest())
     """
     hashes = {python(code, RUDNN_NUM_THREADS=n).stdout for n in ("1", "2", "3")}

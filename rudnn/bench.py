@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from .bench_cases import CASES, MINILM, SUITES, BenchCase, face, peer
-from .dsl.dtypes import f32
+from .dsl.dtypes import bool_, f32
 from .dsl.errors import RudnnError
 
 Call = Callable[[], Any]
@@ -176,6 +176,10 @@ def inputs(case: BenchCase) -> dict[str, np.ndarray[Any, Any]]:
         made["weight"] /= np.float32(math.sqrt(made["weight"].shape[1]))
     if "grid" in made:
         made["grid"] = random.uniform(-1, 1, made["grid"].shape).astype(np.float32)
+    if "mask" in made:
+        batch, *_, keys = made["mask"].shape
+        kept = keys - 8 * np.arange(batch).reshape(-1, 1, 1, 1)
+        made["mask"] = np.arange(keys) < kept
     return made
 
 
@@ -291,7 +295,9 @@ def _bound(case: BenchCase) -> Any:
     from .samples import numbers_of
 
     declaration = operators()[case.op]
-    views = {n: View(f32, s, contiguous(s)) for n, s in case.shapes.items()}
+    views = {
+        n: View(bool_ if n == "mask" else f32, s, contiguous(s)) for n, s in case.shapes.items()
+    }
     chosen = {n: case.settings.get(n, o.default) for n, o in declaration.options.items()}
     numbers = numbers_of(declaration) | {
         n: v for n, v in case.settings.items() if n in declaration.params

@@ -14,7 +14,7 @@ class BenchCase:
     """One line of the benchmark, f32.
 
     `shapes` are the inputs by name, filled with normal numbers, weights scaled down by √K, points
-    of a grid uniform over the image.
+    of a grid uniform over the image; a mask keeps fewer keys from batch element to batch element.
     `packed`: the weight is packed beforehand. `numpy`: our side gets NumPy arrays and has no peer
     (a torch call would measure another interface).
     """
@@ -100,6 +100,19 @@ def _sampled() -> tuple[BenchCase, ...]:
     )  # fmt: skip
 
 
+def _attention(kind: str, batch: int, heads: int, rows: int, head: int) -> BenchCase:
+    """As many keys as rows; "padding": sequences of different lengths, by a mask."""
+    shape = (batch, heads, rows, head)
+    shapes: dict[str, tuple[int, ...]] = dict.fromkeys(("query", "key", "value"), shape)
+    if kind == "padding":
+        shapes["mask"] = (batch, 1, 1, rows)
+    settings: dict[str, Any] = {"scale": head**-0.5}
+    if kind == "causal":
+        settings["causal"] = "top_left"
+    label = " ".join(("×".join(map(str, shape)), kind)).strip()
+    return BenchCase("attention", "attention", label, shapes, settings)
+
+
 CASES = (
     BenchCase("normalization", "softmax_last_axis", "4096×1024", {"x": _ROWS}),
     BenchCase("normalization", "layer_norm", "4096×1024",
@@ -111,8 +124,10 @@ CASES = (
     _linear(2048, 2048, 2048, packed=True),
     _linear(2048, 2048, 2048, packed=False),
     _linear(4096, 1536, 384, packed=True, activation="gelu"),
-    BenchCase("attention", "attention", "1×8×512×64",
-              dict.fromkeys(("query", "key", "value"), (1, 8, 512, 64)), {"scale": 0.125}),
+    _attention("", 1, 8, 512, 64),
+    _attention("", 1, 8, 2048, 64),
+    _attention("causal", 1, 8, 2048, 64),
+    _attention("padding", 4, 12, 128, 32),
     BenchCase("pointwise", "gelu", "4096×1024", {"x": _ROWS}, {"approximate": "none"}),
     BenchCase("pointwise", "add", "4096×1024", {"a": _ROWS, "b": _ROWS}),
     *_convolutions("3×3", (8, 64, 56, 56), (64, 64, 3, 3)),
@@ -138,15 +153,22 @@ def face(op: str) -> Callable[..., Any]:
         if op in module.__all__:
             return getattr(module, op)
     if op == "attention":
-        return _attention(attention)
+        return _with_options(attention)
     return operators()[op]
 
 
-def _attention(module: Any) -> Callable[..., Any]:
-    def call(query: Any, key: Any, value: Any, scale: float) -> Any:
-        return module.attention(query, key, value, options=options)
+def _with_options(module: Any) -> Callable[..., Any]:
+    """Attention by the settings of a case, as `AttentionOptions`."""
 
-    options = module.AttentionOptions(scale=0.125)
+    def call(query: Any, key: Any, value: Any, scale: float, mask: Any = None,
+             causal: str = "none") -> Any:  # fmt: skip
+        return module.attention(query, key, value, mask, options=options[scale, causal])
+
+    options = {
+        (s["scale"], c): module.AttentionOptions(s["scale"], is_causal=c != "none")
+        for s in (case.settings for case in CASES if case.op == "attention")
+        for c in (s.get("causal", "none"),)
+    }
     return call
 
 
@@ -159,7 +181,9 @@ def _sdpa(a: dict[str, Any]) -> Any:
     import torch
 
     attend = torch.nn.functional.scaled_dot_product_attention
-    return attend(a["query"], a["key"], a["value"], scale=a["scale"])
+    return attend(
+        a["query"], a["key"], a["value"], a.get("mask"), is_causal="causal" in a, scale=a["scale"]
+    )
 
 
 def _plane(array: Any) -> Any:

@@ -22,8 +22,9 @@ _ZERO = Const(0.0, f32)
 
 def materialise(graph: Graph) -> Graph:
     """The graph with each softmax_sum, and its log-sum-exp, as reductions and pointwise stages."""
-    named = (*graph.inputs, *graph.stages, *graph.scalars, *graph.dims)
-    names = Names(n.name for n in named)
+    tensors: tuple[Tensor, ...] = (*graph.inputs, *graph.stages)
+    numbers = [*(s.name for s in graph.scalars), *(d.name for d in graph.dims)]
+    names = Names([*(t.name for t in tensors), *numbers])
     replaced: dict[int, Tensor] = {}
     memo: dict[int, Expr] = {}
     known: dict[tuple[int, ...], _Rows] = {}

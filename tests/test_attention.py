@@ -324,7 +324,7 @@ def test_a_strategy_that_is_none_is_refused() -> None:
 def test_every_strategy_computes_the_same(strategy: Strategy) -> None:
     """Mask, bias, cap and causal rows at once; what is masked is NaN."""
     case = CASES["all"]
-    for sizes in DYNAMIC:
+    for sizes in ((2, 6, 3, 37, 133), (1, 2, 2, 130, 20), (2, 4, 2, 5, 0)):
         arrays = inputs(case, sizes, (33, 17), np.float32)
         want, want_lse = expected(arrays, case.options)
         gone = np.broadcast_to(~arrays[3].any(axis=1), (sizes[0], 1, sizes[4]))[:, 0]

@@ -70,6 +70,7 @@ class Flash:
         self.high = config.rows * config.across // config.threads
         self.near = config.keys // config.across
         self.masked = found.node.where is not None
+        self.env: dict[Axis, Tir] = {}
 
     # --- what a subclass says ---
 
@@ -114,9 +115,8 @@ class Flash:
         extents.append(nest.ceil_div(nest.emitter.size(roles.row.extent), self.config.rows))
         with nest.launch(nest.simple(nest.product(extents)), self.config.threads) as (block, _):
             *index, tile = nest.unflatten(block, extents)
-            self.env = {
-                a: nest.hidden(a.name, i) for a, i in zip(roles.batch, index, strict=True)
-            }
+            for axis, at in zip(roles.batch, index, strict=True):
+                self.env[axis] = nest.hidden(axis.name, at)
             self.first = nest.hidden("first_row", tile * nest.number(self.config.rows))
             across = nest.number(self.config.across)
             self.y = nest.bind("y", nest.thread // across)

@@ -65,9 +65,6 @@ class MatrixFlash(Flash):
         columns = int(found.column.extent)  # type: ignore[arg-type]
         self.columns = padded(columns, config.chunk)
         self.wide = self.columns // config.across
-        subgroups = config.threads // nest.caps.subgroup
-        self.down = min(subgroups, config.rows // unit.shape[0])
-        self.side = subgroups // self.down
 
     def key(self, c: Tir) -> Tir:
         return self.x + c * self.nest.number(self.config.across)
@@ -103,14 +100,12 @@ class MatrixFlash(Flash):
         self.values.hold()
 
     def _subgroup(self) -> None:
-        """The place of a subgroup among those of the block, and its fragments."""
+        """The first row of a subgroup, which has as many as a fragment, and its fragments."""
         nest, number, unit = self.nest, self.nest.number, self.unit
         warp = nest.bind("warp", nest.thread // number(nest.caps.subgroup))
-        self.warp_y = nest.bind("warp_y", warp // number(self.side))
-        self.warp_x = nest.bind("warp_x", warp % number(self.side))
-        self.strips = self.config.rows // (unit.shape[0] * self.down)
-        kind, width = storage(self.weight_type), unit.shape[1] * self.side
-        count = max(self.config.keys, self.config.chunk) // width
+        self.strip = nest.bind("strip", warp * number(unit.shape[0]))
+        kind = storage(self.weight_type)
+        count = max(self.config.keys, self.config.chunk) // unit.shape[1]
         self.left = nest.private("left", [number(unit.a)], kind)
         self.right = nest.private("right", [number(unit.b)], kind)
         self.held = [nest.private("held", [number(unit.c)], "float32") for _ in range(count)]
@@ -136,27 +131,25 @@ class MatrixFlash(Flash):
         """`width` columns of the product of two tiles in shared memory → the scores' place."""
         from tvm import tirx
 
-        nest, number, (m, n, k) = self.nest, self.nest.number, self.unit.shape
-        held = self.held[: width // (n * self.side)]
+        nest, number, (_, n, k) = self.nest, self.nest.number, self.unit.shape
+        held = self.held[: width // n]
+        columns = [number(j * n) for j in range(len(held))]
         buffer, stride, rowwise = left
-        for strip in range(self.strips):
-            row = (self.warp_y + number(strip * self.down)) * number(m)
-            for sums in held:
-                self._call("zero", self._at(sums))
-            with self.rolled("k", depth // k) as step:
-                at = nest.bind("k", step * number(k))
-                self._call("load_a" if rowwise else "load_a_t", self._at(self.left),
-                           address(buffer[left_at(row, at)]), tirx.const(stride, "int32"))  # fmt: skip
-                for j, sums in enumerate(held):
-                    column = (number(j * self.side) + self.warp_x) * number(n)
-                    place = address(self.stage.buffer[right_at(column, at)])
-                    self._call("load_b" if right[1] else "load_b_t", self._at(self.right), place,
-                               tirx.const(right[0], "int32"))  # fmt: skip
-                    self._call("mma", *map(self._at, (sums, self.left, self.right)))
-            for j, sums in enumerate(held):
-                column = (number(j * self.side) + self.warp_x) * number(n)
-                place = address(self.scores[row * number(self.score_stride) + column])
-                self._call("store", place, tirx.const(self.score_stride, "int32"), self._at(sums))
+        for sums in held:
+            self._call("zero", self._at(sums))
+        with self.rolled("k", depth // k) as step:
+            at = nest.bind("k", step * number(k))
+            place = address(buffer[left_at(self.strip, at)])
+            self._call("load_a" if rowwise else "load_a_t", self._at(self.left), place,
+                       tirx.const(stride, "int32"))  # fmt: skip
+            for column, sums in zip(columns, held, strict=True):
+                place = address(self.stage.buffer[right_at(column, at)])
+                self._call("load_b" if right[1] else "load_b_t", self._at(self.right), place,
+                           tirx.const(right[0], "int32"))  # fmt: skip
+                self._call("mma", *map(self._at, (sums, self.left, self.right)))
+        for column, sums in zip(columns, held, strict=True):
+            place = address(self.scores[self.strip * number(self.score_stride) + column])
+            self._call("store", place, tirx.const(self.score_stride, "int32"), self._at(sums))
 
     def _at(self, held: Tir) -> Tir:
         return address(held[self.nest.number(0)])
@@ -229,4 +222,3 @@ class MatrixFlash(Flash):
                     term = select(self.masked_weight(stored), float32(0.0), weight * value)
                     at = number(i * self.wide + c)
                     nest.store(self.sums, [at], self.sums[at] + term)
-

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 from ...dsl.dtypes import f32
@@ -53,6 +53,7 @@ class PlainFlash(Flash):
         super().__init__(nest, group, found, config)
         self.columns = int(found.column.extent)  # type: ignore[arg-type]
         self.wide, self.run = columns_of(config, self.columns)
+        self.number, self.lanes = nest.number, self.space(found.key).lanes
 
     def key(self, c: Tir) -> Tir:
         return self.x * self.nest.number(self.near) + c
@@ -82,7 +83,7 @@ class PlainFlash(Flash):
         self.stride = cfg.rows + _PAD
         self.scores = [
             nest.shared("scores", [number(cfg.keys * self.stride)], "float32")
-            for _ in self.factors or [None]
+            for _ in range(max(1, len(self.factors)))
         ]
         self.chunks = [-(-int(d.extent) // cfg.chunk) for _, _, d in self.factors]  # type: ignore[arg-type]
         self._queries()
@@ -148,14 +149,13 @@ class PlainFlash(Flash):
 
     def _multiply(self, n: int, chunk: Tir) -> None:
         """The products of a chunk of the depth."""
-        nest, number = self.nest, self.nest.number
-        keys, queries, sums = self.keys[n], self.queries[n], self.found[n]
+        room, keys, queries, zero = self.rooms[n], self.keys[n], self.queries[n], self.number(0)
         with self._steps("depth", self.config.chunk) as d:
-            self._take(self.left, self.high, self.high, lambda _: self.rooms[n].buffer,
-                       lambda _: queries.at(chunk, self.rooms[n], self.inner_row(0), d))  # fmt: skip
-            self._take(self.right, self.near, self.near, lambda _: self.stage.buffer,
-                       lambda _: keys.at(number(0), self.stage, self.key(number(0)), d))  # fmt: skip
-            self._outer(sums, self.near, lambda i, c: self.left[i] * self.right[c])
+            first = queries.at(chunk, room, self.inner_row(0), d)
+            self._take(self.left, self.high, room.buffer, first)
+            first = keys.at(zero, self.stage, self.key(zero), d)
+            self._take(self.right, self.near, self.stage.buffer, first)
+            self._outer(self.found[n], self.near, lambda i, c: self.left[i] * self.right[c])
 
     @contextmanager
     def _steps(self, name: str, count: int) -> Iterator[Tir]:
@@ -167,16 +167,13 @@ class PlainFlash(Flash):
         ):
             yield outer * self.nest.number(few) + inner
 
-    def _take(self, held: Tir, count: int, run: int, source: Any, place: Any) -> None:
-        """`count` elements from shared memory to registers, `run` of them side by side."""
-        nest, number = self.nest, self.nest.number
-        width = next(n for n in (_RUN, 2, 1) if run % n == 0)
+    def _take(self, held: Tir, count: int, source: Tir, place: Tir, start: int = 0) -> None:
+        """`count` neighbours from shared memory to registers from `start` on."""
+        width = next(n for n in (_RUN, 2, 1) if count % n == 0)
         for first in range(0, count, width):
-            at = place(first // run) + number(first % run)
-            with nest.loop("lane", number(width), "vector") if width > 1 else nullcontext(
-                number(0)
-            ) as lane:
-                nest.store(held, [number(first) + lane], source(first)[at + lane])
+            with self.lanes(width) as lane:
+                there = source[place + self.number(first) + lane]
+                self.nest.store(held, [self.number(start + first) + lane], there)
 
     def _outer(self, sums: Tir, across: int, term: Any) -> None:
         """sums[i, c] += term(i, c), all in registers."""
@@ -223,15 +220,12 @@ class PlainFlash(Flash):
 
     def _add(self, first: Tir, odd: bool) -> None:
         """Weights · values of the keys that are in shared memory; `odd`: but the masked ones."""
-        nest, number = self.nest, self.nest.number
         with self._steps("key", self.step) as key:
-            near = (first + key) * number(self.stride)
-            self._take(self.left, self.high, self.high, lambda _: self.scores[0],
-                       lambda _: near + self.inner_row(0))  # fmt: skip
-            self._take(
-                self.right, self.wide, self.run, lambda _: self.stage.buffer,
-                lambda g: self.values.at(number(0), self.stage, self.column(g * self.run), key),
-            )  # fmt: skip
+            near = (first + key) * self.number(self.stride)
+            self._take(self.left, self.high, self.scores[0], near + self.inner_row(0))
+            for start in range(0, self.wide, self.run):
+                place = self.values.at(self.number(0), self.stage, self.column(start), key)
+                self._take(self.right, self.run, self.stage.buffer, place, start)
 
             def term(i: Tir, c: Tir) -> Tir:
                 found = self.left[i] * self.right[c]

@@ -12,17 +12,14 @@ from ..group import Group
 from ..rule import Rejection
 from ..softmax import Roles, rejection, roles
 from .flash import FlashConfig
-from . import flash_matrix
-from .flash_matrix import MatrixFlash, unit_for
+from .flash_matrix import MatrixFlash, padded, shared_bytes, unit_for
 from .flash_plain import PlainFlash, columns_of, shared_elements
 from .matrix import stored_type
 from .nest import GridNest
 
 _OTHER_REGISTERS = 88  # addresses, counters, elements on their way
-# (rows, keys, subgroups of at most 64, columns of a part) for matrix units, the larger first.
-_MATRIX = (
-    (64, 64, 128, 64), (64, 32, 128, 32), (32, 32, 64, 32), (16, 32, 32, 32),
-)  # fmt: skip
+# (rows, keys, columns of a part) for matrix units, the larger first.
+_MATRIX = ((64, 64, 64), (64, 32, 32), (32, 32, 32), (16, 32, 32))
 # (rows, keys, threads, chunk) for plain arithmetic, the larger first.
 _PLAIN = (
     (64, 64, 256, 32), (32, 64, 256, 32), (16, 64, 256, 32), (32, 32, 128, 32), (16, 32, 64, 32),
@@ -56,10 +53,11 @@ class TiledSoftmaxSum:
             wanted = stored_type(sizes.node.value) or sizes.node.value.dtype.name
             return Rejection(f"needs a matrix unit for {wanted} operands, got {kinds}", lacking)
         if next(self._configs(group, sizes, caps), None) is None:
-            head = max(int(a.extent) for a in (sizes.column, *(p.depth for p in sizes.products)))
+            head = max(_sizes(sizes))
             return Rejection(
                 f"needs memory and registers for tiles of head size {head}, got "
-                f"{caps.shared_bytes} bytes and {caps.registers or 'some'} registers", lacking,
+                f"{caps.shared_bytes} bytes and {caps.registers or 'some'} registers",
+                lacking,
             )
         return None
 
@@ -94,10 +92,14 @@ def _known(axis: Axis) -> bool:
     return isinstance(axis.extent, int) and axis.extent > 0
 
 
+def _sizes(found: Roles) -> list[int]:
+    """The number of columns, then the depth of each product."""
+    return [int(a.extent) for a in (found.column, *(p.depth for p in found.products))]  # type: ignore[arg-type]
+
+
 def _plain(found: Roles, caps: Capability) -> Iterator[FlashConfig]:
     """Tiles for plain arithmetic that a device has room for, the larger first."""
-    depths = [int(p.depth.extent) for p in found.products]  # type: ignore[arg-type]
-    columns = int(found.column.extent)  # type: ignore[arg-type]
+    columns, *depths = _sizes(found)
     across = min(16, caps.subgroup or 16)
     for rows, keys, threads, chunk in _PLAIN:
         for resident in (True, False):
@@ -111,20 +113,22 @@ def _plain(found: Roles, caps: Capability) -> Iterator[FlashConfig]:
 
 
 def _matrix(found: Roles, unit: MatrixUnit, caps: Capability) -> Iterator[FlashConfig]:
-    """Tiles for a matrix unit that a device has room for, the larger first."""
-    depth, columns = (int(a.extent) for a in (found.products[0].depth, found.column))  # type: ignore[arg-type]
+    """Tiles for a matrix unit that a device has room for, the larger first.
+
+    A subgroup has as many rows as a fragment.
+    """
+    columns, depth = _sizes(found)
     m, n, k = unit.shape
-    for rows, keys, least, part in _MATRIX:
-        threads = max(least, caps.subgroup * rows // m) if caps.subgroup < 64 else 4 * rows
-        side = threads // caps.subgroup // min(threads // caps.subgroup, rows // m)
+    for rows, keys, part in _MATRIX:
+        threads = caps.subgroup * rows // m
+        if rows % m or keys % n or keys % k or part % n or not rows <= threads <= caps.max_threads:
+            continue
         config = FlashConfig(rows, keys, threads, threads // rows, part, unit=unit.intrinsic)
-        whole = not (rows % m or keys % (n * side) or part % (n * side) or keys % k)
-        wide = flash_matrix.padded(columns, part) // config.across
-        registers = wide + max(keys, part) // (n * side) * unit.c + unit.a + _OTHER_REGISTERS
-        if (
-            whole and threads <= caps.max_threads and registers <= (caps.registers or 128)
-            and flash_matrix.shared_bytes(config, unit, depth, columns) <= caps.shared_bytes
-        ):  # fmt: skip
+        wide = padded(columns, part) // config.across
+        registers = wide + max(keys, part) // n * unit.c + unit.a + _OTHER_REGISTERS
+        if registers <= (caps.registers or 128) and (
+            shared_bytes(config, unit, depth, columns) <= caps.shared_bytes
+        ):
             yield config
 
 

@@ -23,7 +23,7 @@ from typing import Any
 from ...dsl.dtypes import DType, f32
 from ...dsl.expr import Axis, Expr, Stage
 from ...dsl.forms import LogSumExp
-from ...dsl.lower import encode, storage
+from ...dsl.lower import encode
 from ...dsl.walk import free_axes, rebuild
 from ..group import Group, divides, is_map
 from ..rule import Config
@@ -301,24 +301,16 @@ class Flash:
         return "float16" if self.weight_type.name == "float16" else "float32"
 
     def masked_weight(self, stored: Tir) -> Tir:
-        """Whether a weight, as it is stored, is that of a masked key.
-
-        The sign comes down by a shift: TVM takes what was unsigned for ≥ 0, whatever its mask.
-        """
-        from tvm import tirx
-
-        bits = tirx.reinterpret(self._unsigned(), stored).astype("uint32")
-        return (bits >> tirx.const(31 if self.weight_type == f32 else 15, "uint32")).equal(
-            tirx.const(1, "uint32")
-        )
+        """Whether a weight, as it is stored, is that of a masked key."""
+        bits = self._bits(stored)
+        return bits < int32(0) if self.weight_type == f32 else bits >= int32(2**15)
 
     def _bits(self, stored: Tir) -> Tir:
         from tvm import tirx
 
-        return tirx.reinterpret(self._unsigned(), stored).astype("int32")
-
-    def _unsigned(self) -> str:
-        return "uint32" if storage(self.weight_type) == "float32" else "uint16"
+        # No sign by way of uint32: TVM takes an int32 made of one to be ≥ 0.
+        kind = "int32" if self.weight_type == f32 else "uint16"
+        return tirx.reinterpret(kind, stored).astype("int32")
 
     # --- values ---
 

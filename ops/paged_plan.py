@@ -179,9 +179,9 @@ class HostPlan:
         page = self.page_size
         chunks = -(-ends // (splits * page)) * page
         keys = _rounded(int(chunks.max(initial=0)), page)
-        narrow = (a.astype(np.int32) for a in (sequence, counts, ends, chunks, queries, seen,
-                                               tile, slot))  # fmt: skip
-        return Tiles(*narrow, keys)
+        made = {"sequence": sequence, "counts": counts, "ends": ends, "chunks": chunks,
+                "queries": queries, "limits": seen, "tile": tile, "slot": slot}  # fmt: skip
+        return Tiles(**{n: a.astype(np.int32) for n, a in made.items()}, keys=keys)
 
 
 def _places(ids: Array, order: Array, size: int) -> tuple[Array, Array]:

@@ -105,6 +105,10 @@ def run(
     seconds = _SECONDS if seconds is None else seconds
     chosen = [c for c in CASES if suite in (None, c.suite)]
     outcome = Outcome([], [], [], [])
+    if not _has("torch"):
+        without = [c for c in chosen if c.nbytes is not None]
+        outcome.skipped.extend(f"{c.op} {c.case} needs pip install torch" for c in without)
+        chosen = [c for c in chosen if c.nbytes is None]
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     if load > _BUSY:
         outcome.noisy.append(f"doubtful, the load average was {load:.1f} at the start")
@@ -284,6 +288,8 @@ def floor(case: BenchCase) -> float:
     """Seconds that reading each input, writing each result and the arithmetic need at least."""
     from .dsl.cost import flops, minimal_bytes
 
+    if case.nbytes is not None:
+        return case.nbytes / copy_rate(case.nbytes)
     bound = _bound(case)
     nbytes = minimal_bytes(bound.graph, bound.sizes)
     return max(nbytes / copy_rate(nbytes), flops(bound.graph, bound.sizes) / fma_rate())

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from .references import reference
 
@@ -16,7 +19,8 @@ class BenchCase:
     `shapes` are the inputs by name, filled with normal numbers, weights scaled down by √K, points
     of a grid uniform over the image; a mask keeps fewer keys from batch element to batch element.
     `packed`: the weight is packed beforehand. `numpy`: our side gets NumPy arrays and has no peer
-    (a torch call would measure another interface).
+    (a torch call would measure another interface). `nbytes`: what must be moved at least, where
+    `shapes` are not the operator's own inputs; such a case needs torch.
     """
 
     suite: str
@@ -26,6 +30,7 @@ class BenchCase:
     settings: dict[str, Any] = field(default_factory=dict)
     packed: bool = False
     numpy: bool = False
+    nbytes: int | None = None
 
 
 _ROWS = (4096, 1024)
@@ -113,6 +118,15 @@ def _attention(kind: str, batch: int, heads: int, rows: int, head: int) -> Bench
     return BenchCase("attention", "attention", label, shapes, settings)
 
 
+def _paged(sequences: int, length: int, page: int = 16) -> BenchCase:
+    """Decoding: a query a sequence, its history of `length` keys in shuffled pages."""
+    heads, kv_heads, depth = 32, 8, 128
+    cache = (sequences * length // page, page, kv_heads, depth)
+    shapes = {"q": (sequences, heads, depth), "k": cache, "v": cache}
+    return BenchCase("paged", "paged_attention", f"{sequences}×{length} keys", shapes,
+                     {"scale": depth**-0.5}, nbytes=2 * 4 * math.prod(cache))  # fmt: skip
+
+
 CASES = (
     BenchCase("normalization", "softmax_last_axis", "4096×1024", {"x": _ROWS}),
     BenchCase("normalization", "layer_norm", "4096×1024",
@@ -138,6 +152,8 @@ CASES = (
     *_resampled("linear"),
     *_resampled("bicubic"),
     *_sampled(),
+    _paged(32, 4096),
+    _paged(32, 1024),
     BenchCase("overhead", "softmax_last_axis", "16×64 numpy", {"x": (16, 64)}, numpy=True),
 )  # fmt: skip
 MINILM = "minilm"
@@ -154,6 +170,8 @@ def face(op: str) -> Callable[..., Any]:
             return getattr(module, op)
     if op == "attention":
         return _with_options(attention)
+    if op == "paged_attention":
+        return _decoding()
     return operators()[op]
 
 
@@ -172,9 +190,42 @@ def _with_options(module: Any) -> Callable[..., Any]:
     return call
 
 
+def _tables(q: Any, k: Any) -> Any:
+    """[sequences, pages of each]: all pages in some order."""
+    return np.random.default_rng(0).permutation(k.shape[0]).reshape(q.shape[0], -1)
+
+
+def _decoding() -> Callable[..., Any]:
+    from . import paged_attention
+
+    plans: list[Any] = []
+
+    def call(q: Any, k: Any, v: Any, scale: float) -> Any:
+        if not plans:
+            tables, page = _tables(q, k), k.shape[1]
+            lengths = np.full(len(tables), tables.shape[1] * page)
+            host = paged_attention.HostPlan(
+                page, k.shape[0], tables, lengths, np.arange(len(tables)), lengths - 1
+            )
+            plans.append(paged_attention.DevicePlan.upload(host, q))
+        return plans[0].attention(q, k, v, scale, True)
+
+    return call
+
+
+def _gathered(a: dict[str, Any]) -> Any:
+    import torch
+
+    q = a["q"]
+    k, v = (a[n][torch.from_numpy(_tables(q, a[n]))].flatten(1, 2).transpose(1, 2) for n in "kv")
+    attend = torch.nn.functional.scaled_dot_product_attention
+    return attend(q[:, :, None], k, v, scale=a["scale"], enable_gqa=True)[:, :, 0]
+
+
 def peer(op: str) -> Callable[[dict[str, Any]], Any] | None:
     """What torch offers for an operator; takes the arguments by name."""
-    return ({"attention": _sdpa} | _CONVOLUTIONS | _SAMPLING).get(op) or reference(op)
+    special = {"attention": _sdpa, "paged_attention": _gathered} | _CONVOLUTIONS | _SAMPLING
+    return special.get(op) or reference(op)
 
 
 def _sdpa(a: dict[str, Any]) -> Any:

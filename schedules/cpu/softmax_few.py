@@ -26,13 +26,12 @@ from ...dsl.walk import free_axes, rebuild, walk
 from ..emit import Emitter
 from ..group import Group
 from ..softmax import Roles
+from .softmax_block import _ABS_BITS, _INF_BITS, _int
 from .softmax_sum import SoftmaxSumConfig
-from .softmax_tiles import Tiles
+from .softmax_tiles import Tiles, _least
 from .tiling import ceil_div, index, real
 
 KEYS_AT_ONCE = 4  # whose values are gone through a strip of columns at a time
-INFINITY_BITS = 0x7F800000
-MAGNITUDE_BITS = 0x7FFFFFFF
 
 
 @dataclass(frozen=True)
@@ -165,7 +164,7 @@ class Few(Tiles):
         with nest.when(self._greatest_flag() > _int(0)):
             self._clear_flags()
             self._look_through()
-        with nest.choice(self._greatest_flag() < _int(INFINITY_BITS)) as otherwise:
+        with nest.choice(self._greatest_flag() < _int(_INF_BITS)) as otherwise:
             self._add()
             otherwise()
             self._add_kept()
@@ -204,7 +203,7 @@ class Few(Tiles):
         acc = dict(zip(pairs, nest.registers("acc", len(pairs), self.lanes), strict=True))
         loaded = nest.registers("key_part", len(held), self.lanes)
         for p in pairs:
-            self.vector(self.lanes, lambda lane, p=p: nest.put(acc[p], [lane], real(0.0)))  # type: ignore[misc]
+            self.vector(self.lanes, lambda lane, p=p: nest.put(acc[p], [lane], real(0.0)))
 
         def term(at: Any, width: int) -> None:
             for u, j in enumerate(held):
@@ -254,7 +253,8 @@ class Few(Tiles):
         decay = nest.bind("fade", self.math["exp"](before - shift))
         nest.put(self.decay, [h, r], decay)
         (total,) = nest.registers("total", 1, self.lanes)
-        self.vector(self.lanes, lambda lane: nest.put(total, [lane], self.totals[h, r, lane] * decay))
+        with nest.vector(self.lanes) as lane:
+            nest.put(total, [lane], self.totals[h, r, lane] * decay)
         with nest.loop("vector", vectors) as v:
             with nest.vector(self.lanes) as lane:
                 at = v * lanes + lane
@@ -313,7 +313,7 @@ class Few(Tiles):
                         nest.put(loaded, [lane], value)
                     with nest.vector(width) as lane:
                         bits = tirx.reinterpret("int32", loaded[lane])
-                        bits = tirx.bitwise_and(bits, _int(MAGNITUDE_BITS))
+                        bits = tirx.bitwise_and(bits, _int(_ABS_BITS))
                         nest.put(self.flags, [lane], tirx.max(self.flags[lane], bits))
 
                 nest.strip(self.columns, self.lanes, look)
@@ -403,15 +403,3 @@ def _beside(node: Expr, along: Axis) -> Axis | None:
         return None
     axis = found[0].index[-2]
     return axis if isinstance(axis, Axis) else None
-
-
-def _least(a: Any, b: Any) -> Any:
-    from tvm import tirx
-
-    return tirx.min(a, b)
-
-
-def _int(value: int) -> Any:
-    from tvm import tirx
-
-    return tirx.IntImm("int32", value)

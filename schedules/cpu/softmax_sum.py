@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from ...dsl.expr import Axis
@@ -11,11 +11,11 @@ from ..capability import Capability
 from ..emit import Emitter
 from ..group import Group
 from ..rule import Config, Rejection, check
-from ..softmax import rejection, roles
+from ..softmax import Roles, rejection, roles
 
 TILE_BYTES = 128 * 1024
 MAX_DEPTH = 1024
-FEW_ROWS = 8
+FEW_ROWS, FEW_KEYS = 8, 32
 
 
 @dataclass(frozen=True)
@@ -37,12 +37,19 @@ def _short(axis: Axis) -> bool:
     return isinstance(axis.extent, int) and 0 < axis.extent <= MAX_DEPTH
 
 
+def _few(found: Roles) -> bool:
+    """Whether there are never more rows than a key can be taken for straight from memory."""
+    rows = found.row.extent
+    return isinstance(rows, int) and 0 < rows <= FEW_ROWS
+
+
 class SoftmaxSumRows:
     """Tiles of rows run in parallel; each goes over the keys in blocks that stay in cache.
 
     Row maxima and sums are carried from block to block (the sums so far are rescaled when a
-    maximum grows), so memory does not depend on the number of keys. What does not have the
-    shape of `Roles` is computed row by row, plainly.
+    maximum grows), so memory does not depend on the number of keys. Where rows are known to be few,
+    keys and values are not copied. What does not have the shape of `Roles` is computed row by row,
+    plainly.
     """
 
     name = "softmax_sum_rows"
@@ -63,6 +70,8 @@ class SoftmaxSumRows:
             depth = sum(a.extent for a in axes if isinstance(a.extent, int))
             while keys > 16 and keys * depth * 4 > TILE_BYTES:
                 keys //= 2
+            if _few(found):
+                keys = FEW_KEYS
         # A register beside the accumulators for a key, three for the rows.
         return SoftmaxSumConfig(4, keys) if wide else SoftmaxSumConfig(3, keys, 4, 16, 4)
 
@@ -70,7 +79,7 @@ class SoftmaxSumRows:
         first = self.default(group, caps)
         yield first
         for vectors in (1, 2, 4):
-            for keys in (64, 128, 256):
+            for keys in (16, 64, 128, 256):
                 config = replace(first, vectors=vectors, keys=keys)
                 if config != first:
                     yield config
@@ -83,11 +92,9 @@ class SoftmaxSumRows:
             from .softmax_plain import plain
 
             return plain(emitter, group)
-        rows = found.row.extent
-        if isinstance(rows, int) and 0 < rows <= FEW_ROWS:
+        if _few(found):
             from .softmax_few import Few
 
-            config = replace(config, keys=32)
             return Few(emitter, group, found, caps.lanes(), config).lower()
         from .softmax_tiles import Tiles
 

@@ -148,7 +148,7 @@ class Step:
 
 
 def steps(nodes: Sequence[Expr], functions: Collection[str]) -> tuple[Step, ...]:
-    """What to compute for `nodes`, in order: themselves, and before them each function of `functions`.
+    """What to compute for `nodes`, in order: themselves, and before them their `functions`.
 
     A later one reads the `proxy` of an earlier. Nested in one expression such functions would grow
     past what compilers take, and parts that nodes share would be computed twice.

@@ -103,13 +103,10 @@ class _Tiled:
             self.thread = thread
             self.total = nest.opaque("total", self.size(self.kept.extent))
             self.first = nest.opaque("first", tile * nest.number(cfg.kept))
+            self.here = nest.opaque("here", least(self.total - self.first, nest.number(cfg.kept)))
             self._allocate()
-            if self.by_row:
-                self._load(self.own, self.kept, self.first, self.total, cfg.kept)
-                self._tiles()
-            else:
-                self._load(self.own, self.kept, self.first, self.total, cfg.kept)
-                self._turns(roles.turns)
+            self._load(self.own, self.kept, self.first, self.here)
+            self._turns(() if self.by_row else roles.turns)
             self._finish()
 
     def _allocate(self) -> None:
@@ -143,31 +140,25 @@ class _Tiled:
         self.x = nest.bind("x", self.thread % nest.number(_ACROSS))
         self.y = nest.bind("y", self.thread // nest.number(_ACROSS))
 
-    def _load(self, sides: Sequence[_Side], axis: Axis, first: Tir, total: Tir, places: int) -> Tir:
-        """Shared copies, 0 past the last place; whether the thread met a value not finite."""
-        nest, cfg = self.nest, self.config
+    def _load(self, sides: Sequence[_Side], axis: Axis, first: Tir, places: Tir) -> Tir:
+        """Shared copies of the `places` from `first` on; whether the thread met one not finite."""
+        nest, threads = self.nest, self.nest.number(self.config.threads)
         odd = nest.private("odd", [], "int32")
         nest.store(odd, [nest.number(0)], int32(0))
         for side in sides:
-            depth = int(side.depth.extent)  # type: ignore[arg-type]
-            count = places * depth
-            with nest.loop("turn", nest.number(-(-count // cfg.threads))) as turn:
-                flat = nest.bind("flat", turn * nest.number(cfg.threads) + self.thread)
-                with ExitStack() as stack:
-                    if count % cfg.threads:
-                        stack.enter_context(nest.when(flat < nest.number(count)))
-                    place, d = nest.unflatten(flat, [nest.number(places), nest.number(depth)])
+            depth = nest.number(int(side.depth.extent))  # type: ignore[arg-type]
+            count = nest.bind("count", places * depth)
+            with nest.loop("turn", nest.ceil_div(count, self.config.threads)) as turn:
+                flat = nest.bind("flat", turn * threads + self.thread)
+                with nest.when(flat < count):
+                    place, d = nest.unflatten(flat, [places, depth])
                     place, d = nest.bind("place", place), nest.bind("d", d)
-                    at = nest.bind("at", place * nest.number(side.stride) + d)
-                    with nest.choice(first + place < total) as otherwise:
-                        env = self.env | {axis: first + place, side.depth: d}
-                        value = nest.bind("value", self.lower(cast(side.node, f32), env))
-                        nest.store(side.buffer, [at], value)
-                        before = odd[nest.number(0)]
-                        seen = select(_finite(value), before, int32(1))
-                        nest.store(odd, [nest.number(0)], seen)
-                        otherwise()
-                        nest.store(side.buffer, [at], float32(0.0))
+                    env = self.env | {axis: first + place, side.depth: d}
+                    value = nest.bind("value", self.lower(cast(side.node, f32), env))
+                    at = place * nest.number(side.stride) + d
+                    nest.store(side.buffer, [at], value)
+                    seen = select(_finite(value), odd[nest.number(0)], int32(1))
+                    nest.store(odd, [nest.number(0)], seen)
         return odd[nest.number(0)]
 
     def _turns(self, rest: Sequence[Axis]) -> None:
@@ -202,11 +193,14 @@ class _Tiled:
 
     def _tile(self) -> None:
         nest, cfg = self.nest, self.config
+        left = least(self.end - self.start, nest.number(cfg.summed))
+        self.count = nest.opaque("count", left)
         nest.barrier()
-        odd = self._load(self.others, self.summed, self.start, self.end, cfg.summed)
+        odd = self._load(self.others, self.summed, self.start, self.count)
         strange = None if self.where is None else nest.reduce("max", odd, cfg.threads)
         nest.barrier()
         self._multiply()
+        nest.barrier()
         self._weigh()
         nest.barrier()
         if strange is None:
@@ -257,16 +251,15 @@ class _Tiled:
         return self.nest.number(a * self.wide + b)
 
     def _weigh(self) -> None:
-        """The thread's weights in place of its products, 0 where masked or past the last place."""
-        nest = self.nest
-        with (
-            nest.loop("a", nest.number(self.high)) as a,
-            nest.loop("b", nest.number(self.wide)) as b,
-        ):
-            i, j = self._place(a, b)
+        """Weights in place of the products, 0 where masked or past the last place."""
+        nest, cfg = self.nest, self.config
+        places = self.here * nest.number(cfg.summed)
+        with nest.loop("turn", nest.ceil_div(places, cfg.threads)) as turn:
+            flat = nest.bind("flat", turn * nest.number(cfg.threads) + self.thread)
+            i, j = nest.unflatten(flat, [nest.number(cfg.kept), nest.number(cfg.summed)])
+            i, j = nest.bind("i", i), nest.bind("j", j)
             at = nest.bind("at", self._in_tile(i, j))
-            env = self.env | {self.kept: nest.bind("i", self.first + i),
-                              self.summed: nest.bind("j", self.start + j)}  # fmt: skip
+            env = self.env | {self.kept: self.first + i, self.summed: self.start + j}
             for factor, tile in zip(self.roles.factors, self.tiles, strict=False):
                 product = self._number("product")
                 nest.store(product, [nest.number(0)], tile[at])
@@ -293,8 +286,8 @@ class _Tiled:
 
     def _add(self, masked: bool) -> None:
         """Each sum's part of the tile, in registers."""
-        nest, cfg = self.nest, self.config
-        with nest.loop("summed", nest.number(cfg.summed)) as c:
+        nest = self.nest
+        with nest.loop("summed", self.count) as c:
             for each, held, vectors in self.sums_held:
                 weights = self.weights[id(each.node.weight)]
                 side = next(s for s in self.others if s.node is each.node.value)
@@ -305,12 +298,11 @@ class _Tiled:
                     i = self.y + nest.number(r * self.down)
                     at = nest.bind("at", self._in_tile(i, c))
                     weight = nest.bind("weight", weights[at])
-                    with ExitStack() as stack:
+                    for v, value in enumerate(values):
+                        place, term = nest.number(r * vectors + v), weight * value
                         if masked:
-                            stack.enter_context(nest.when(self.keeps[at] > int32(0)))
-                        for v, value in enumerate(values):
-                            at = nest.number(r * vectors + v)
-                            nest.store(held, [at], held[at] + weight * value)
+                            term = select(self.keeps[at] > int32(0), term, float32(0.0))
+                        nest.store(held, [place], held[place] + term)
 
     def _finish(self) -> None:
         nest = self.nest

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections import namedtuple
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..dsl import (
     In,
@@ -38,7 +37,14 @@ from .attention_backward import (
     kept,
 )
 
-AttentionGradients = namedtuple("AttentionGradients", "query key value attn_bias")
+
+class AttentionGradients(NamedTuple):
+    """Gradients of attention's arguments, by their names; None without a bias."""
+
+    query: Any
+    key: Any
+    value: Any
+    attn_bias: Any
 
 
 @dataclass(frozen=True)
@@ -230,15 +236,16 @@ def attention_backward(
     settings = _settings(options, query)
     given = {"mask": mask, "grad_lse": grad_lse} | settings
     known = (grad, query, key, value, result, lse)
-    found = attention_backward_op(*known, attn_bias=attn_bias, **given)
+    dquery, dkey, dvalue = attention_backward_op(*known, attn_bias=attn_bias, **given)
     if attn_bias is None:
-        return AttentionGradients(*found, None)
+        return AttentionGradients(dquery, dkey, dvalue, None)
     shape = tuple(attn_bias.shape)
     if len(shape) > len(SCORES):
         raise AttentionError(f"needs attn_bias of at most 4 dims, got {list(shape)}")
     whole = attn_bias[(None,) * (len(SCORES) - len(shape))] if len(shape) < 4 else attn_bias
     bias = attention_bias_backward(*known, whole, **given)
-    return AttentionGradients(*found, bias[(0,) * (len(SCORES) - len(shape))])
+    spare = (0,) * (len(SCORES) - len(shape))
+    return AttentionGradients(dquery, dkey, dvalue, bias[spare])
 
 
 def _settings(options: AttentionOptions, query: Any) -> dict[str, Any]:

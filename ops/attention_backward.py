@@ -85,7 +85,7 @@ class _Given:
 
 @dataclass(frozen=True)
 class _Point:
-    """A query, a key and their weights; `ds` is the gradient of a score, `dot` that of query · key."""
+    """A query, a key, their weights; `ds` is the score's gradient, `dot` that of query · key."""
 
     query: Any
     key: Any

@@ -23,9 +23,9 @@ from ..dsl.errors import OperatorError
 
 GROUP = "rudnn.ops"
 FAMILIES = (
-    "normalization", "linear", "pointwise", "embedding", "attention", "attention_backward", "recurrence", "selection",
-    "segments", "pooling", "pooling_adaptive", "interpolation", "grid_sampling", "convolution",
-    "paged_attention",
+    "normalization", "linear", "pointwise", "embedding", "attention", "attention_backward",
+    "paged_attention", "recurrence", "selection", "segments", "pooling", "pooling_adaptive",
+    "interpolation", "grid_sampling", "convolution",
 )  # fmt: skip
 
 

@@ -142,6 +142,9 @@ CASES = (
     _attention("", 1, 8, 2048, 64),
     _attention("causal", 1, 8, 2048, 64),
     _attention("padding", 4, 12, 128, 32),
+    BenchCase("attention", "attention_backward", "1×8×2048×64",
+              dict.fromkeys(("grad", "query", "key", "value", "y"), (1, 8, 2048, 64))
+              | {"lse": (1, 8, 2048)}, {"scale": 0.125}),
     BenchCase("pointwise", "gelu", "4096×1024", {"x": _ROWS}, {"approximate": "none"}),
     BenchCase("pointwise", "add", "4096×1024", {"a": _ROWS, "b": _ROWS}),
     *_convolutions("3×3", (8, 64, 56, 56), (64, 64, 3, 3)),
@@ -224,7 +227,8 @@ def _gathered(a: dict[str, Any]) -> Any:
 
 def peer(op: str) -> Callable[[dict[str, Any]], Any] | None:
     """What torch offers for an operator; takes the arguments by name."""
-    special = {"attention": _sdpa, "paged_attention": _gathered} | _CONVOLUTIONS | _SAMPLING
+    attention = {"attention": _sdpa, "attention_backward": _sdpa_backward}
+    special = attention | {"paged_attention": _gathered} | _CONVOLUTIONS | _SAMPLING
     return special.get(op) or reference(op)
 
 
@@ -235,6 +239,15 @@ def _sdpa(a: dict[str, Any]) -> Any:
     return attend(
         a["query"], a["key"], a["value"], a.get("mask"), is_causal="causal" in a, scale=a["scale"]
     )
+
+
+def _sdpa_backward(a: dict[str, Any]) -> Any:
+    """torch's gradients from the same result and log-sum-exp."""
+    import torch
+
+    names = ("grad", "query", "key", "value", "y", "lse")
+    backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+    return backward(*(a[n] for n in names), 0.0, False, scale=a["scale"])
 
 
 def _plane(array: Any) -> Any:

@@ -159,7 +159,7 @@ def steps(nodes: Sequence[Expr], functions: Collection[str]) -> tuple[Step, ...]
             if part is node or (isinstance(part, Unary) and part.op in functions):
                 wanted.setdefault(id(part), part)
     known: dict[int, Expr] = {}
-    made = []
+    made: list[Step] = []
     for part in wanted.values():
         children = tuple(replaced(c, known) for c in part.children())
         proxy = Tensor(f"step_{len(made)}", (), part.dtype)

@@ -12,7 +12,8 @@ from ..emit import Emitter
 from ..group import Group
 from ..rule import Config, Rejection
 from ..weighted import Roles, rejection, roles
-from .weighted_tiles import Tiles, WeightedSumConfig
+from .weighted_block import WeightedSumConfig
+from .weighted_tiles import Tiles
 
 TILE_BYTES = 512 * 1024
 MAX_DEPTH = 1024
@@ -34,7 +35,7 @@ class WeightedSums:
         if found is None:
             return Config()
         keys, rows = 128, 64
-        depth = sum(int(f.depth.extent) for f in found.factors)  # type: ignore[arg-type]
+        depth = sum(f.depth.extent for f in found.factors if isinstance(f.depth.extent, int))
         while keys > 32 and 4 * (4 * keys + 2 * rows) * depth > TILE_BYTES:
             keys //= 2
         return WeightedSumConfig(rows, keys, 4, 4 if caps.vector_registers >= 32 else 2)

@@ -92,7 +92,8 @@ class _Plain:
                 self._weigh(env | self._at(over, first + thread, extents), keep)
             nest.barrier()
             with nest.when(exists), nest.loop("point", count) as t:
-                with nest.when(keeps[t] > int32(0)):
+                kept = keeps[t] > int32(0)
+                with nest.when(kept):
                     at = here | self._at(over, first + t, extents)
                     term = weights[t] * self.lower(cast(self.node.value, f32), at)
                     nest.store(total, [zero], total[zero] + term)

@@ -111,7 +111,8 @@ class _Tiled:
 
     def _allocate(self) -> None:
         nest, cfg = self.nest, self.config
-        self.own, self.others = [], []
+        self.own: list[_Side] = []
+        self.others: list[_Side] = []
         for factor in self.roles.factors:
             row, key = (factor.row, factor.key) if self.by_row else (factor.key, factor.row)
             for sides, node, places in ((self.own, row, cfg.kept), (self.others, key, cfg.summed)):
@@ -123,7 +124,7 @@ class _Tiled:
         size = nest.number(cfg.kept * (cfg.summed + 1))
         tiles = max(len(self.final), len(self.own))
         self.tiles = [nest.shared("tile", [size], "float32") for _ in range(tiles)]
-        self.keeps = None if self.where is None else nest.shared("keeps", [size], "int32")
+        self.keeps: Tir = None if self.where is None else nest.shared("keeps", [size], "int32")
         self.weights = dict(zip(self.final, self.tiles, strict=False))
         self.high, self.wide = cfg.rectangle()
         cells = nest.number(self.high * self.wide)
@@ -232,7 +233,8 @@ class _Tiled:
                     for a in range(self.high)]  # fmt: skip
             far = [nest.bind("far", self._place(number(0), number(b))[1] * stride)
                    for b in range(self.wide)]  # fmt: skip
-            with nest.loop("d", nest.number(int(own.depth.extent))) as d:  # type: ignore[arg-type]
+            depth = int(own.depth.extent)  # type: ignore[arg-type]
+            with nest.loop("d", nest.number(depth)) as d:
                 left = [nest.bind("left", own.buffer[n + d]) for n in near]
                 right = [nest.bind("right", other.buffer[f + d]) for f in far]
                 for a, b in self._cells():

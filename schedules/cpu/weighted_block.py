@@ -1,0 +1,265 @@
+"""A tile of weights: its buffers and statements, the inner part of `weighted_tiles`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ...dsl.expr import Axis, Expr
+from ..emit import Emitter
+from ..rule import Config
+from ..weighted import Roles, Step, Sum, steps
+from .register_tiles import RegisterTile, product
+from .tiling import Tiling, index, real
+
+Tir = Any
+_ABS_BITS = 0x7FFFFFFF
+
+
+@dataclass(frozen=True)
+class WeightedSumConfig(Config):
+    """`rows` × `keys` weights are a tile; `high` × `wide` registers accumulate, `wide` at most."""
+
+    rows: int = 64
+    keys: int = 128
+    high: int = 4
+    wide: int = 4
+
+
+@dataclass
+class _Copy:
+    """A factor or a value of a tile in scratch memory as [place, column]."""
+
+    node: Expr
+    column: Axis
+    buffer: Tir
+
+
+class Block:
+    """A tile of weights in scratch memory, and what it adds to the sums.
+
+    Set on the way: `env` (axes that stand), `first` and `count` of the tile's rows, `start` and
+    `length` of its keys.
+    """
+
+    env: dict[Axis, Tir]
+    first: Tir
+    count: Tir
+    start: Tir
+    length: Tir
+
+    def __init__(
+        self, emitter: Emitter, roles: Roles, lanes: int, config: WeightedSumConfig
+    ) -> None:
+        self.nest = Tiling(emitter)
+        self.readers = emitter.lowering.readers
+        self.math = emitter.lowering.math
+        self.roles, self.lanes, self.config = roles, lanes, config
+        self.sums = (*roles.by_row, *roles.by_key)
+        self.where = self.sums[0].node.where
+
+    def prepare(self) -> None:
+        """Expressions with slow index arithmetic done once and parts that are shared named."""
+
+        def settle(node: Expr) -> Expr:
+            return self.nest.settle(node, self.env)
+
+        self.factors = [(f, settle(f.row), settle(f.key)) for f in self.roles.factors]
+        self.values = {id(s): settle(s.node.value) for s in self.sums}
+        self.keep = None if self.where is None else settle(self.where)
+        weights = [s.node.weight for s in self.sums]
+        self.steps = steps(weights, self.math)
+        self.settled = [settle(s.node) for s in self.steps]
+        self.final = {id(w) for w in weights}
+
+    def _padded(self, axis: Axis) -> int:
+        """A column's or depth's size in whole vectors."""
+        return -(-extent(axis) // self.lanes) * self.lanes
+
+    def allocate(self) -> None:
+        nest, cfg, roles = self.nest, self.config, self.roles
+        spare = cfg.high
+        keys = -(-cfg.keys // (cfg.wide * self.lanes)) * cfg.wide * self.lanes
+        self.turned = [nest.scratch("keys", [extent(f.depth), keys]) for f in roles.factors]
+        self.products = [nest.scratch("products", [cfg.rows + spare, keys]) for _ in roles.factors]
+        self.weights = {
+            id(s.origin): nest.scratch("weights", [cfg.rows + spare, keys])
+            for s in self.steps
+            if id(s.origin) in self.final
+        }
+        self.held = {
+            id(s.origin): nest.registers("step", 1, self.lanes)[0]
+            for s in self.steps
+            if id(s.origin) not in self.final
+        }
+        self.row_copies: dict[int, _Copy] = {}
+        self.key_copies: dict[int, _Copy] = {}
+        for factor, node, _ in self.factors:
+            self._copy(self.row_copies, node, factor.depth, cfg.rows + spare)
+        for each in roles.by_key:
+            column = each.node.column_axes()[0]
+            self._copy(self.row_copies, self.values[id(each)], column, cfg.rows + spare)
+        for each in roles.by_row:
+            column = each.node.column_axes()[0]
+            self._copy(self.key_copies, self.values[id(each)], column, cfg.keys)
+        rows = {id(s): cfg.keys + spare for s in roles.by_key}
+        rows |= {id(s): cfg.rows + spare for s in roles.by_row}
+        made = {
+            id(s): nest.scratch("totals", [rows[id(s)], self._padded(s.node.column_axes()[0])])
+            for s in self.sums
+        }
+        self.totals = {id(s): made[id(s)] for s in roles.by_key}
+        self.parts = {id(s): made[id(s)] for s in roles.by_row}
+        if self.keep is not None:
+            (self.key_flags,) = nest.registers("key_flags", 1, self.lanes, "int32")
+            (self.flags,) = nest.registers("flags", 1, self.lanes, "int32")
+            (self.worst,) = nest.registers("worst", 1, 1, "int32")
+
+    def _copy(self, copies: dict[int, _Copy], node: Expr, column: Axis, rows: int) -> None:
+        if id(node) not in copies:
+            buffer = self.nest.scratch("copy", [rows, self._padded(column)])
+            copies[id(node)] = _Copy(node, column, buffer)
+
+    def fill(self, buffer: Tir) -> None:
+        """The scratch matrix = 0."""
+        rows, columns = (int(n) for n in buffer.ty.shape)
+        with self.nest.loop("row", index(rows)) as r:
+            self.strip(columns, lambda at: self.nest.put(buffer, [r, at], real(0.0)))
+
+    def strip(self, count: int, body: Callable[[Tir], None]) -> None:
+        """`body(column)` for columns of a static number, by vectors."""
+
+        def whole(at: Tir, width: int) -> None:
+            with self.nest.vector(width) as lane:
+                body(at + lane)
+
+        self.nest.strip(count, self.lanes, whole)
+
+    def reset(self, flags: Tir) -> None:
+        with self.nest.vector(self.lanes) as lane:
+            self.nest.put(flags, [lane], int32(0))
+
+    def load(self, copy: _Copy, axis: Axis, first: Tir, count: Tir, flags: Tir) -> None:
+        """copy[place, column], f32; `flags` collects the greatest magnitude's bits."""
+        from tvm import tirx
+
+        nest = self.nest
+        with nest.loop("place", count) as i:
+            base = self.env | {axis: first + i}
+
+            def move(at: Tir, width: int) -> None:
+                with nest.vector(width) as lane:
+                    value = nest.real(copy.node, base | {copy.column: at + lane})
+                    nest.put(copy.buffer, [i, at + lane], value)
+                if flags is not None:
+                    with nest.vector(width) as lane:
+                        bits = tirx.reinterpret("int32", copy.buffer[i, at + lane])
+                        bits = tirx.bitwise_and(bits, int32(_ABS_BITS))
+                        nest.put(flags, [lane], tirx.max(flags[lane], bits))
+
+            nest.strip(extent(copy.column), self.lanes, move)
+
+    def registers(self, vectors: int) -> RegisterTile:
+        """The register tile for a matrix of so many vectors."""
+        wide = next(n for n in range(self.config.wide, 0, -1) if vectors % n == 0)
+        most = self.config.high * self.config.wide
+        return RegisterTile(max(self.config.high, min(8, most // wide) // 4 * 4), wide, self.lanes)
+
+    def _at(self, i: Tir, j: Tir, lane: Tir) -> dict[Axis, Tir]:
+        """Axes at a point of the tile; reads of products and steps go to their buffers."""
+        for factor, buffer in zip(self.roles.factors, self.products, strict=True):
+            self.readers[id(factor.stage)] = lambda *_, b=buffer: b[i, j + lane]
+        for step in self.steps:
+            self.readers[id(step.proxy)] = lambda *_, s=step: self._step(s, i, j, lane)
+        return self.env | {self.roles.row: self.first + i, self.roles.key: self.start + j + lane}
+
+    def _step(self, step: Step, i: Tir, j: Tir, lane: Tir) -> Tir:
+        final = self.weights.get(id(step.origin))
+        return self.held[id(step.origin)][lane] if final is None else final[i, j + lane]
+
+    def weigh(self) -> None:
+        """The tile's weights, 0 where masked."""
+        from tvm import tirx
+
+        nest, lanes = self.nest, index(self.lanes)
+
+        def weigh(i: Tir, j: Tir, width: int) -> None:
+            for step, node in zip(self.steps, self.settled, strict=True):
+                final = self.weights.get(id(step.origin))
+                with nest.vector(width) as lane:
+                    at = self._at(i, j, lane)
+                    value = nest.real(node, at)
+                    if final is None:
+                        nest.put(self.held[id(step.origin)], [lane], value)
+                        continue
+                    if self.keep is not None:
+                        value = tirx.Select(nest.value(self.keep, at), value, real(0.0))
+                    nest.put(final, [i, j + lane], value)
+
+        whole = nest.opaque("whole", self.length // lanes)
+        with nest.loop("row", self.count) as i:
+            with nest.loop("vector", whole) as v:
+                weigh(i, v * lanes, self.lanes)
+            with nest.loop("rest", self.length - whole * lanes) as j:
+                weigh(i, whole * lanes + j, 1)
+
+    def add(self) -> None:
+        """Each sum's part of the tile, by register tiles."""
+        nest = self.nest
+        for each in self.roles.by_key:
+            weights, values, tile, strips = self._operands(each, self.row_copies)
+            product(
+                nest, tile, self.length, strips, self.count,
+                lambda j, i, w=weights: w[i, j],  # type: ignore[misc]
+                lambda i, c, v=values: v[i, c],  # type: ignore[misc]
+                self.totals[id(each)], add=True,
+            )  # fmt: skip
+        for each in self.roles.by_row:
+            weights, values, tile, strips = self._operands(each, self.key_copies)
+            product(
+                nest, tile, self.count, strips, self.length,
+                lambda i, j, w=weights: w[i, j],  # type: ignore[misc]
+                lambda j, c, v=values: v[j, c],  # type: ignore[misc]
+                self.parts[id(each)], add=False,
+            )  # fmt: skip
+
+    def _operands(self, each: Sum, copies: dict[int, _Copy]) -> tuple[Tir, Tir, RegisterTile, Tir]:
+        vectors = self._padded(each.node.column_axes()[0]) // self.lanes
+        tile = self.registers(vectors)
+        weights = self.weights[id(each.node.weight)]
+        values = copies[id(self.values[id(each)])].buffer
+        return weights, values, tile, vectors // tile.vectors
+
+    def add_kept(self) -> None:
+        """The same, adding only what the mask keeps: for values with NaN or infinity."""
+        nest = self.nest
+        assert self.keep is not None
+        for each in self.roles.by_row:
+            self.fill(self.parts[id(each)])
+        with nest.loop("row", self.count) as i, nest.loop("key", self.length) as j:
+            kept_here = nest.value(self.keep, self._at(i, j, index(0)))
+            with nest.when(kept_here):
+                for each in self.sums:
+                    keeps_rows = id(each) in self.parts
+                    total = self.parts[id(each)] if keeps_rows else self.totals[id(each)]
+                    copies = self.key_copies if keeps_rows else self.row_copies
+                    weights, values, _, _ = self._operands(each, copies)
+                    kept, summed = (i, j) if keeps_rows else (j, i)
+                    self.strip(
+                        extent(each.node.column_axes()[0]),
+                        lambda c, t=total, w=weights, v=values, k=kept, s=summed: nest.put(  # type: ignore[misc]
+                            t, [k, c], t[k, c] + w[i, j] * v[s, c]
+                        ),
+                    )
+
+
+def extent(axis: Axis) -> int:
+    assert isinstance(axis.extent, int)
+    return axis.extent
+
+
+def int32(value: int) -> Tir:
+    from tvm import tirx
+
+    return tirx.IntImm("int32", value)

@@ -56,7 +56,7 @@ class In:
 
 @dataclass(frozen=True)
 class Out:
-    """A result: its dims by name, and its dtype (None: that of the first float input)."""
+    """A result: its dims by name, and its dtype (None: the operator's own, see `own_dtype`)."""
 
     dims: tuple[str, ...]
     dtype: DType | None
@@ -165,6 +165,14 @@ class Declaration:
         """The backward operators, and the inputs that the results of each belong to."""
         first = () if self.backward is None else ((self.backward, self.grads),)
         return (*first, *self.further)
+
+    def own_dtype(self, dtypes: Mapping[str, DType]) -> DType:
+        """The operator's own float type, given those of its inputs: that of the first one declared
+        without a type, else of the first float one."""
+        floats = [n for n, t in dtypes.items() if t.is_float]
+        named = [n for n in self.inputs if n in floats and self.inputs[n].dtype is None]
+        first = next(iter(named or floats), None)
+        return f32 if first is None else dtypes[first]
 
     def dim_names(self) -> tuple[str, ...]:
         """Declared dims in order of first appearance; packs keep their star."""
@@ -317,12 +325,12 @@ class _Trace:
         declared = [o for o in self.declaration.outputs]
         if len(results) != len(declared):
             raise DeclarationError(f"needs {len(declared)} results, got {len(results)}")
-        first = next((t for t in dtypes.values() if t.is_float), f32)
+        own = self.declaration.own_dtype(dtypes)
         stages = []
         for out, result in zip(declared, results, strict=True):
             if result is None:
                 continue
-            dtype = out.dtype or first
+            dtype = out.dtype or own
             if isinstance(result, Stage) and result not in self.hoister.stages:
                 raise DeclarationError(f"needs a tensor of this declaration as {out.name}")
             if isinstance(result, Stage):

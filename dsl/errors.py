@@ -86,6 +86,10 @@ class GridSamplingError(RudnnError):
     """Bad arguments to `rudnn.grid_sampling`."""
 
 
+class CtcError(RudnnError):
+    """Bad arguments to `rudnn.ctc`."""
+
+
 class ServiceError(RudnnError):
     """Settings, weights, a store or a request that the attention service cannot use."""
 

@@ -33,6 +33,7 @@ from .walk import walk
 
 Tir = Any
 Reader = Callable[..., Tir]
+Keep = Callable[[str, Tir], Tir]  # a value under a name → what stands for it
 
 
 class Lets:
@@ -107,7 +108,8 @@ class _Shared:
     """What one lowering of an expression knows of its nodes: uses, results, bindings."""
 
     uses: dict[int, int]
-    lets: Lets
+    lets: Keep
+    split: bool = False
     done: dict[int, Tir] = field(default_factory=dict)
 
 
@@ -159,6 +161,15 @@ class Lowering:
         body = self._expr(node, env, _Shared(_uses(node), lets))
         return lets.close(body)
 
+    def split(self, node: Expr, env: Mapping[Axis, Tir], keep: Keep) -> Tir:
+        """`node` as TIR, what is used more than once and what elementary functions take and give
+        put away by `keep`.
+
+        Where such functions are nested, TVM's passes take minutes over bindings within bindings;
+        what is read from memory they leave alone.
+        """
+        return self._expr(node, env, _Shared(_uses(node), keep, split=True))
+
     def _expr(self, node: Expr, env: Mapping[Axis, Tir], shared: _Shared) -> Tir:
         found = shared.done.get(id(node))
         if found is None:
@@ -185,7 +196,12 @@ class Lowering:
         if isinstance(node, Cast):
             return convert(go(node.a), node.a.dtype, node.dtype)
         if isinstance(node, Unary):
-            return _negation(node.a, go) if node.op == "not" else self._unary(node, go(node.a))
+            if node.op == "not":
+                return _negation(node.a, go)
+            if shared.split and node.op in self.math:
+                operand = shared.lets(f"{node.op}_of", go(node.a))
+                return shared.lets(node.op, self._unary(node, operand))
+            return self._unary(node, go(node.a))
         if isinstance(node, Binary):
             if node.op in ("floordiv", "mod") and _from_caller(node.b):
                 return _division(node, go(node.a), go(node.b), shared.lets)
@@ -296,7 +312,7 @@ def convert(value: Tir, source: DType, goal: DType) -> Tir:
     return value.astype(goal.name)
 
 
-def _division(node: Binary, a: Tir, b: Tir, lets: Lets) -> Tir:
+def _division(node: Binary, a: Tir, b: Tir, lets: Keep) -> Tir:
     """Floor division or remainder by any integer: by 0 it is 0, and -x may wrap, as NumPy's.
 
     On a CPU x / 0 and the least integer / -1 end the process, on a device they are undefined.

@@ -146,7 +146,10 @@ class Evaluator:
             direct = self._read_axes(node, source)
             if direct is not None:
                 return direct
-        index = [self.eval(i) for i in node.index]
+        return self._gather(node, source, [self.eval(i) for i in node.index])
+
+    def _gather(self, node: Read, source: Array, index: list[Labelled]) -> Labelled:
+        """The elements of `source` at `index`; outside it the read's fill value."""
         axes = union(index)
         arrays = [i.over(axes) for i in index]
         if node.fill is None:

@@ -208,12 +208,9 @@ class _StepEvaluator(Evaluator):
     def _read(self, node: Read) -> Labelled:
         if node.tensor is not self.state:
             index = [self.eval(i) for i in node.index]
-            axes = union(index)
-            return Labelled(self.values[id(node.tensor)][tuple(i.over(axes) for i in index)], axes)
+            return self._gather(node, self.values[id(node.tensor)], index)
         assert self.value is not None
-        index = [self.eval(i) for i in (*self.batch, *node.index)]
-        axes = union(index)
-        return Labelled(self.value[tuple(i.over(axes) for i in index)], axes)
+        return self._gather(node, self.value, [self.eval(i) for i in (*self.batch, *node.index)])
 
 
 def _top_k(ev: Evaluator, node: forms.TopK) -> Labelled:

@@ -25,7 +25,7 @@ GROUP = "rudnn.ops"
 FAMILIES = (
     "normalization", "linear", "pointwise", "embedding", "attention", "attention_backward",
     "paged_attention", "recurrence", "selection", "segments", "pooling", "pooling_adaptive",
-    "interpolation", "grid_sampling", "convolution",
+    "interpolation", "grid_sampling", "convolution", "ctc",
 )  # fmt: skip
 
 

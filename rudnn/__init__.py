@@ -26,7 +26,7 @@ from .runtime.tensor import Tensor, empty, from_dlpack, tensor  # noqa: E402
 __version__ = "0.1.0"
 
 _FAMILIES = (
-    "attention", "convolution", "dsl", "errors", "grid_sampling", "interpolation", "nn",
+    "attention", "convolution", "ctc", "dsl", "errors", "grid_sampling", "interpolation", "nn",
     "normalization", "paged_attention", "pooling",
 )  # fmt: skip
 

@@ -22,8 +22,9 @@ from typing import Any
 
 import numpy as np
 
-from .bench_cases import CASES, MINILM, SUITES, BenchCase, face, peer
-from .dsl.dtypes import bool_, f32
+from .bench_calls import face, peer
+from .bench_cases import CASES, MINILM, SUITES, BenchCase
+from .dsl.dtypes import DType, bool_, f32, i32
 from .dsl.errors import RudnnError
 
 Call = Callable[[], Any]
@@ -175,7 +176,10 @@ def _result(op: str, case: str, times: Times, share: float | None) -> Result:
 def inputs(case: BenchCase) -> dict[str, np.ndarray[Any, Any]]:
     """Normal numbers; weights scaled so that results stay near 1, grids of points inside."""
     random = np.random.default_rng(0)
+    made: dict[str, np.ndarray[Any, Any]]
     made = {n: random.standard_normal(s, np.float32) for n, s in case.shapes.items()}
+    for name, (low, high) in case.integers.items():
+        made[name] = random.integers(low, high, case.shapes[name]).astype(np.int32)
     if "weight" in made:
         made["weight"] /= np.float32(math.sqrt(made["weight"].shape[1]))
     if "grid" in made:
@@ -295,15 +299,17 @@ def floor(case: BenchCase) -> float:
     return max(nbytes / copy_rate(nbytes), flops(bound.graph, bound.sizes) / fma_rate())
 
 
+def _dtype(case: BenchCase, name: str) -> DType:
+    return i32 if name in case.integers else bool_ if name == "mask" else f32
+
+
 def _bound(case: BenchCase) -> Any:
     from .ops.registry import operators
     from .runtime.bind import Binder, View, contiguous
     from .samples import numbers_of
 
     declaration = operators()[case.op]
-    views = {
-        n: View(bool_ if n == "mask" else f32, s, contiguous(s)) for n, s in case.shapes.items()
-    }
+    views = {n: View(_dtype(case, n), s, contiguous(s)) for n, s in case.shapes.items()}
     chosen = {n: case.settings.get(n, o.default) for n, o in declaration.options.items()}
     numbers = numbers_of(declaration) | {
         n: v for n, v in case.settings.items() if n in declaration.params

@@ -6,6 +6,7 @@ from .dsl.errors import (
     AttentionError,
     CompileError,
     ConvError,
+    CtcError,
     DeclarationError,
     DeviceError,
     DeviceLostError,
@@ -27,7 +28,7 @@ from .dsl.errors import (
 )
 
 __all__ = [
-    "AttentionError", "CompileError", "ConvError", "DeclarationError", "DeviceError",
+    "AttentionError", "CompileError", "ConvError", "CtcError", "DeclarationError", "DeviceError",
     "DeviceLostError", "DeviceTimeoutError", "GridSamplingError", "InterpolationError",
     "LaunchError", "LoadError", "NNError", "NormalizationError", "OperatorError",
     "OutOfMemoryError", "PagedAttentionError", "PoolingError", "RudnnError", "ServiceError",

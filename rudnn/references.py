@@ -280,3 +280,23 @@ def _conv_forward(a: dict[str, Any]) -> Any:
 @register("conv_forward_nhwc")
 def _conv_forward_nhwc(a: dict[str, Any]) -> Any:
     return _convolution(a, channels_last=True)
+
+
+@register("ctc_loss")
+def _ctc_loss(a: dict[str, Any]) -> Any:
+    import torch
+
+    x, frames, lengths = a["log_probs"], a["input_lengths"], a["target_lengths"]
+    if not x.numel():  # refused by torch
+        hopeless = 0.0 if a["zero_infinity"] else torch.inf
+        return torch.where(lengths > 0, hopeless, 0.0).to(x.dtype) + x.sum()
+    return _functional().ctc_loss(
+        x, a["targets"].long(), frames.long(), lengths.long(), a["blank"], "none",
+        a["zero_infinity"],
+    )  # fmt: skip
+
+
+@register("ctc_reduction")
+def _ctc_reduction(a: dict[str, Any]) -> Any:
+    losses = a["losses"]
+    return (losses / a["target_lengths"].clamp(min=1)).mean() if a["mean"] else losses.sum()

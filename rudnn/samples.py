@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -257,6 +257,9 @@ def values(
         shape = shape_of(declared, case.dims)
         drawn = _stretched(shape) if layout == "broadcast" else shape
         array = _draw(drawn, dtype, below.get(name), random)
+        meant = _MEANT.get((_forward_name(declaration), name))
+        if meant is not None:
+            array = meant(array, made)
         if not (made and declared.broadcast):
             array = np.broadcast_to(array, shape)
         elif case.label == "odd":
@@ -264,6 +267,25 @@ def values(
                 array = array[0]
         made[name] = array
     return made
+
+
+def _forward_name(declaration: Declaration) -> str:
+    return declaration.name.removesuffix("_backward")
+
+
+def log_softmax(x: Array) -> Array:
+    """Logarithms of probabilities along the last axis."""
+    top = x.max(-1, keepdims=True, initial=-np.inf)
+    return x - top - np.log(np.exp(x - top).sum(-1, keepdims=True))
+
+
+# What random numbers become where a family's inputs have a meaning together; `made` are the inputs
+# before: an aligned target is at most half as long as its frames, and has no blank.
+_MEANT: dict[tuple[str, str], Callable[[Array, dict[str, Array]], Array]] = {
+    ("ctc_loss", "log_probs"): lambda x, made: log_softmax(x.astype(np.float32)).astype(x.dtype),
+    ("ctc_loss", "targets"): lambda x, made: np.maximum(x, min(made["log_probs"].shape[2] - 1, 1)),
+    ("ctc_loss", "target_lengths"): lambda x, made: np.minimum(x, made["input_lengths"] // 2),
+}
 
 
 def _stretched(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..dsl.declare import Declaration, Spec
-from ..dsl.dtypes import DType, f32
+from ..dsl.dtypes import DType
 from ..dsl.graph import Graph
 from ..dsl.host import evaluate, identifier
 from ..schedules.capability import WIDE_BYTES
@@ -201,9 +201,9 @@ class Binder:
     def results(
         self, views: Mapping[str, View], options: Mapping[str, Any]
     ) -> tuple[tuple[str, tuple[int, ...], DType], ...]:
-        first = next((v.dtype for v in views.values() if v.dtype.is_float), f32)
+        own = self.declaration.own_dtype({n: v.dtype for n, v in views.items()})
         return tuple(
-            (o.name, tuple(s for d in o.dims for s in self.shape_of(d, o.name)), o.dtype or first)
+            (o.name, tuple(s for d in o.dims for s in self.shape_of(d, o.name)), o.dtype or own)
             for o in self.declaration.outputs
         )
 

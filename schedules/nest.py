@@ -151,6 +151,12 @@ class Nest:
         self.add(tirx.Bind(var, value))
         return var
 
+    def lay_by(self, name: str, value: Tir) -> Tir:
+        """`value`, computed once here, as a load: TVM's passes do not look behind it."""
+        cell = self.private(name, [], str(value.ty.dtype))
+        self.store(cell, [], value)
+        return cell[self.number(0)]
+
     def store(self, buffer: Tir, index: Sequence[Tir], value: Tir) -> None:
         from tvm import tirx
 
@@ -175,9 +181,7 @@ class Nest:
         made = self.simple(value)
         if static(made) is not None:
             return made
-        cell = self.private(f"{name}_cell", [], "int64")
-        self.store(cell, [], made)
-        return self.bind(name, cell[self.number(0)])
+        return self.bind(name, self.lay_by(f"{name}_cell", made))
 
     def unflatten(self, index: Tir, extents: Sequence[Tir]) -> list[Tir]:
         """One index over all of `extents` as one index for each, row-major."""

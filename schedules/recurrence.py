@@ -9,33 +9,31 @@ from typing import Any
 
 from ..dsl import forms
 from ..dsl.dtypes import DType, f32
-from ..dsl.expr import Axis, Const, Expr, Form, Read, Stage, Tensor
+from ..dsl.expr import Axis, Const, Expr, Form, Read, Stage, Tensor, Unary
 from ..dsl.lower import storage
 from ..dsl.walk import free_axes, rebuild, walk
 from .emit import combine, identity, masked
 from .group import Group
 from .nest import Nest
 from .rule import Rejection, check, first_rejection
+from .vector_math import FUNCTIONS
 
 Tir = Any
 INLINE = ("sum", "prod", "max", "min")
 
 
 def rejection(group: Group) -> Rejection | None:
-    """Why the group is not the results of one recurrence with a state of bounded size."""
+    """Why the group is not the results of one recurrence with pointwise steps."""
     head = group.stages[0].expr
     if not isinstance(head, forms.Scan):
         return Rejection("needs a scan")
     nested = [n for e in (head.init, head.step, head.emit) for n in walk(e)
               if isinstance(n, Form)]  # fmt: skip
-    column = column_of(group)
     return first_rejection(
         check(all(isinstance(s.expr, forms.Scan) and s.expr.state is head.state
                   for s in group.stages), "needs the results of one recurrence only"),
         check(all(isinstance(n, forms.Reduce) and n.op in INLINE for n in nested),
               f"needs no form but {', '.join(INLINE)} in a step"),
-        check(all(a is column or isinstance(a.extent, int) for a in head.axes),
-              "needs a state of static size, one independent axis apart"),
     )  # fmt: skip
 
 
@@ -101,9 +99,12 @@ class Recurrence(ABC):
     @abstractmethod
     def each(
         self, axes: Sequence[Axis], body: Callable[[dict[Axis, Any]], None],
-        over: Sequence[Axis] = (),
+        over: Sequence[Axis] = (), once: bool = False,
     ) -> None:  # fmt: skip
-        """`body` for every element of `axes`, and inside for every element of `over`."""
+        """`body` for every element of `axes`, and inside for every element of `over`.
+
+        `once`: no element may be done twice, for `body` reads what it writes.
+        """
 
     @abstractmethod
     def sync(self) -> None:
@@ -113,9 +114,17 @@ class Recurrence(ABC):
         """Whether a reduction's results are computed into a buffer, not where they are needed."""
         return True
 
+    def hold_state(self) -> Held:
+        """The buffer of the state."""
+        return self.hold("state", self.scan.axes, f32)
+
+    def plain(self, node: Read) -> Expr:
+        """A read of the state as the buffer of `hold_state` needs it."""
+        return node
+
     def run(self) -> None:
         scan = self.scan
-        state = self.hold("state", scan.axes, f32)
+        state = self.hold_state()
         self.read_from(scan.state, state)
         self.read_from(scan.after, state)
         self._fill(state, scan.init)
@@ -124,7 +133,7 @@ class Recurrence(ABC):
         emitted = [s for s in self.stages if isinstance(s.expr, forms.Scan) and not s.expr.final]
         with self.nest.loop("t", self.size(scan.along.extent)) as step:
             self.env[scan.along] = step
-            self._fill(following, scan.step)
+            self._fill(following, scan.step, once=not moved)
             if moved:
                 self.each(scan.axes, lambda env: self.put(state, env, following.get(env)))
                 self.sync()
@@ -158,10 +167,10 @@ class Recurrence(ABC):
         children = tuple(self._without_held(c) for c in node.children())
         return rebuild(node, children) if children else node
 
-    def _fill(self, held: Held, node: Expr) -> None:
+    def _fill(self, held: Held, node: Expr, once: bool = False) -> None:
         """`held` ← `node`."""
         plain = self._outline(node)
-        self.each(held.axes, lambda env: self.put(held, env, self.value(plain, env)))
+        self.each(held.axes, lambda env: self.put(held, env, self.value(plain, env)), once=once)
         self.sync()
 
     def _publish(self, stage: Stage, node: Expr) -> None:
@@ -175,7 +184,11 @@ class Recurrence(ABC):
 
     def value(self, node: Expr, env: dict[Axis, Any]) -> Tir:
         """`node` at a point; reductions left in it are computed here."""
-        return self.lower(self._reduced_here(node, env), env)
+        plain = self._reduced_here(node, env)
+        lowering = self.nest.emitter.lowering
+        if functions_nested(plain):
+            return lowering.split(plain, env, self.nest.lay_by)
+        return lowering.expr(plain, env)
 
     def _reduced_here(self, node: Expr, env: dict[Axis, Any]) -> Expr:
         if not isinstance(node, forms.Reduce):
@@ -220,6 +233,8 @@ class Recurrence(ABC):
             fresh = rebuild(item, children) if children else item
             if isinstance(fresh, forms.Reduce) and self.holds(fresh):
                 fresh = self.reduce(fresh)
+            if isinstance(fresh, Read) and fresh.tensor in (self.scan.state, self.scan.after):
+                fresh = self.plain(fresh)
             made[id(item)] = fresh
         return made[id(node)]
 
@@ -246,13 +261,22 @@ class Recurrence(ABC):
         def fold(env: dict[Axis, Any]) -> None:
             self.put(held, env, carrying(node, held.get(env), self.lower(body, env)))
 
-        self.each(held.axes, fold, node.over)
+        self.each(held.axes, fold, node.over, once=True)
         self.sync()
         return self.stand_in(node.op, held.axes, node.dtype, held.read)
 
     def kept_axes(self, node: forms.Reduce) -> tuple[Axis, ...]:
         """The axes of a reduction's results that vary within a step."""
         return tuple(a for a in free_axes(node) if a not in self.env and a is not self.scan.along)
+
+
+def functions_nested(node: Expr) -> bool:
+    """Whether an elementary function is part of the argument of another."""
+
+    def functions(root: Expr) -> list[Unary]:
+        return [n for n in walk(root) if isinstance(n, Unary) and n.op in FUNCTIONS]
+
+    return any(functions(n.a) for n in functions(node))
 
 
 def carrying(node: forms.Reduce, have: Tir, value: Tir) -> Tir:

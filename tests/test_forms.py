@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rudnn.check import check, failures
-from rudnn.dsl import Extent, In, Out, Param, axes, axis, dim, exp, f32, i64, maximum, op, scan
+from rudnn.dsl import Extent, In, Out, Param, axes, axis, dim, exp, f32, i64, log, maximum, op, scan
 from rudnn.dsl import max as greatest
 from rudnn.dsl import scatter_add as scatter
 from rudnn.dsl import sum as total
@@ -83,6 +83,19 @@ def decaying_peak(x: Any = In("B", "T", "C")) -> Any:
     return scan(t, (c,), init=1.0, step=lambda s: maximum(s[c] * 0.9, x[b, t, c]))[1]
 
 
+@op(
+    out=(Out("B", "T", "D", "C", name="states"), Out("B", "D", "C", dtype=f32, name="final")),
+    example={"B": 2, "T": 5, "D": 3, "C": 21},
+)
+def spread(x: Any = In("B", "T", "D", "C")) -> Any:
+    """A state of dynamic size, neighbours in it, past its edges too, and functions of functions."""
+    b, t, d, c = axes("B", "T", "D", "C")
+    return scan(t, (d, c), init=0.0, step=lambda s: (
+        log(exp(s[d, c] * 0.25) + exp(s.at(d - 1, c + 2, fill=0.5) + s.at(d, c - 1, fill=0.5)))
+        + x[b, t, d, c]
+    ))  # fmt: skip
+
+
 @op(out=Out("T"), example={"T": 100})
 def running_sum(x: Any = In("T")) -> Any:
     """A state without axes, and no batch."""
@@ -108,7 +121,7 @@ def histogram(ids: Any = In("N", dtype=i64), w: Any = In("N"), S: Any = Extent()
 
 
 IN_FULL = (linear_recurrence, top_k, segment_sum, gated_delta)
-CORNERS = (rotate, collapse, decaying_peak, running_sum, scatter_grid, histogram)
+CORNERS = (rotate, spread, collapse, decaying_peak, running_sum, scatter_grid, histogram)
 
 
 @pytest.mark.parametrize("declaration", (*IN_FULL, *CORNERS), ids=lambda d: d.name)
@@ -132,6 +145,20 @@ def test_recurrence_in_two_halves(dtype: Any, shape: tuple[int, ...]) -> None:
     second, last = linear_recurrence(x[..., cut:, :], decay[..., cut:, :], middle)
     assert np.concatenate([first, second], -2).tobytes() == states.tobytes()
     assert last.tobytes() == final.tobytes()
+
+
+@pytest.mark.parametrize("count", [1, 7, 8, 9, 33])
+def test_a_state_is_filled_past_its_edges(count: int) -> None:
+    """The oracle took the other end's element instead, or none; vectors of any tail."""
+    x = _random((1, 4, 2, count), np.float32)
+    states, final = spread(x)
+    wide = np.full((3, count + 3), 0.5)
+    wide[1:, 1:-2] = 0
+    for t in range(4):
+        near = np.exp(wide[:-1, 3:] + wide[1:, :-3])
+        wide[1:, 1:-2] = np.log(np.exp(0.25 * wide[1:, 1:-2]) + near) + x[0, t]
+        np.testing.assert_allclose(states[0, t], wide[1:, 1:-2], rtol=1e-5, atol=1e-6)
+    assert np.array_equal(final[0], states[0, -1])
 
 
 def test_recurrence_of_no_steps() -> None:

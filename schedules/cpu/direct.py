@@ -14,16 +14,40 @@ Tir = Any
 class CoreNest(Nest):
     """A nest whose innermost loops are vectors."""
 
+    lane: Tir | None = None  # the element of the vector around here, and how many it has
+    wide = 1
+
+    def lay_by(self, name: str, value: Tir) -> Tir:
+        from tvm import tirx
+
+        if self.lane is None:
+            return super().lay_by(name, value)
+        shape, dtype = [self.number(self.wide)], str(value.ty.dtype)
+        cell = tirx.decl_buffer(shape, dtype, self.emitter.name(name))
+        self.blocks[-2].append(tirx.AllocBuffer(cell))  # around the vector
+        self.store(cell, [self.lane], value)
+        return cell[self.lane]
+
     def lanes(
         self, width: Tir, lanes: int, unroll: int, body: Callable[[Tir], None],
-        around: Callable[[Callable[[], None]], None] = lambda then: then(),
+        around: Callable[[Callable[[], None]], None] = lambda then: then(), twice: bool = False,
     ) -> None:  # fmt: skip
         """`for j in width: body(j)` → unrolled vectors, single vectors, then single elements.
 
         `around` may open loops between those over groups of vectors and the vectors of a group.
+        Where `twice` says that an element may be done again, the last ones are a vector too, if
+        there are as many, which begins within the one before.
         """
+        from tvm import tirx
+
         done: Tir = self.number(0)
         for groups, vector in dict.fromkeys(((unroll, lanes), (1, lanes), (1, 1))):
+            if twice and vector == 1 < lanes and static(width - done) != 0:
+                full = self.number(lanes)
+                start = self.opaque("start", width - full)
+                with self.when((done < width) & (width >= full)):
+                    around(partial(self._group, start, 1, lanes, body))
+                done = self.opaque("done", tirx.Select(width >= full, width, done))
             step = self.number(groups * vector)
             count = self.opaque("count", (width - done) // step)
             if static(count) == 0:
@@ -41,7 +65,9 @@ class CoreNest(Nest):
             self.loop("group", self.number(groups), "unroll") as group,
             self.loop("vector", self.number(lanes), "vector") as lane,
         ):
+            self.lane, self.wide = lane, lanes
             body(start + group * self.number(lanes) + lane)
+            self.lane = None
 
     def columns(self, total: Tir, rows: Tir, most: int, cores: int) -> tuple[Tir, Tir]:
         """(number, width) of the ranges that `total` columns are cut in, bound here.

@@ -80,11 +80,9 @@ class GridNest(Nest):
 
         TVM simplifies what a name stands for twice, and refuses to meet a Let in it again.
         """
-        if not _holds_let(value):
-            return super().bind(name, value)
-        cell = self.private(f"{name}_cell", [], str(value.ty.dtype))
-        self.store(cell, [], value)
-        return super().bind(name, cell[self.number(0)])
+        if _holds_let(value):
+            value = self.lay_by(f"{name}_cell", value)
+        return super().bind(name, value)
 
     def opaque(self, name: str, value: Tir) -> Tir:
         """`value`, computed once here: the short list of passes of a grid takes it as it is."""

@@ -156,7 +156,7 @@ class _Alone(Recurrence):
 
     def each(
         self, axes: Sequence[Axis], body: Callable[[dict[Axis, Any]], None],
-        over: Sequence[Axis] = (),
+        over: Sequence[Axis] = (), once: bool = False,
     ) -> None:  # fmt: skip
         """Loops in registers are written out."""
 

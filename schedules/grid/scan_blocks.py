@@ -85,7 +85,7 @@ class Together(Recurrence):
 
     def each(
         self, axes: Sequence[Axis], body: Callable[[dict[Axis, Any]], None],
-        over: Sequence[Axis] = (),
+        over: Sequence[Axis] = (), once: bool = False,
     ) -> None:  # fmt: skip
         """The elements are dealt out to the threads; the loops over `over` are each thread's."""
         nest = self.nest

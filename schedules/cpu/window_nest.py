@@ -59,8 +59,8 @@ class WindowNest:
             spare = self.width  # what a tile reads past its plane
             total = self.channels * self.outer_taps * self.plane + spare
             self.planes = nest.scratch("planes", [total])
-            kept = self.tiles if self.config.strips else 1
-            self.sums = nest.scratch("sums", [kept, self.config.rows, self.width])
+            at_once = self.tiles if self.config.strips else 1
+            self.sums = nest.scratch("sums", [at_once, self.config.rows, self.width])
             self._pack_image()
             self._results()
         return nest.finish()

@@ -13,7 +13,7 @@ e^(α_t[s] + β_t[s] − x_t[l_s] + loss); o_t[c] is the sum of those with l_s =
 
 The gradient is e^x − o, as torch's: what log_softmax hands down for logits, and of the loss itself
 only along changes that keep Σ e^x = 1. It differs from the plain derivative, −o, by a term that
-log_softmax takes away.
+log_softmax takes away. Where x is −∞ no path goes, and o is 0 (torch: NaN).
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ class _Lattice:
         require_indices(targets, dim("C"))
         require_indices(input_lengths, dim("T") + 1)
         require_indices(target_lengths, dim("S") + 1)
-        self.log_probs, self.count = log_probs, 2 * dim("S") + 1
-        self.n, self.s = n, s = axes("N"), axis("state", self.count)
+        self.log_probs = log_probs
+        self.n, self.s = n, s = axes("N"), axis("state", 2 * dim("S") + 1)
         self.frames, self.last = i64(input_lengths[n]), 2 * i64(target_lengths[n])
         spoken = (s % 2 == 1) & (s < self.last)
         of_target = targets.at(n, s // 2, fill=0)

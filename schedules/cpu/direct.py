@@ -14,17 +14,21 @@ Tir = Any
 class CoreNest(Nest):
     """A nest whose innermost loops are vectors."""
 
-    lane: Tir | None = None  # the element of the vector around here, and how many it has
+    # Inside a vector: its element, how many it has, and the statements around its loop.
+    lane: Tir | None = None
     wide = 1
+    outside: list[Tir]
 
     def lay_by(self, name: str, value: Tir) -> Tir:
+        """As `Nest.lay_by`; inside a vector, an element of one that lies outside its loop, where
+        TVM would take an allocation for one of a single element."""
         from tvm import tirx
 
         if self.lane is None:
             return super().lay_by(name, value)
         shape, dtype = [self.number(self.wide)], str(value.ty.dtype)
         cell = tirx.decl_buffer(shape, dtype, self.emitter.name(name))
-        self.blocks[-2].append(tirx.AllocBuffer(cell))  # around the vector
+        self.outside.append(tirx.AllocBuffer(cell))
         self.store(cell, [self.lane], value)
         return cell[self.lane]
 
@@ -65,7 +69,7 @@ class CoreNest(Nest):
             self.loop("group", self.number(groups), "unroll") as group,
             self.loop("vector", self.number(lanes), "vector") as lane,
         ):
-            self.lane, self.wide = lane, lanes
+            self.lane, self.wide, self.outside = lane, lanes, self.blocks[-2]
             body(start + group * self.number(lanes) + lane)
             self.lane = None
 

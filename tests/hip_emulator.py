@@ -167,7 +167,9 @@ define internal {total} @matrix_{kind}({operand} %a, {operand} %b, {total} %c{ex
 def _wrapper(name: str, parameters: str) -> str:
     """`run_NAME`, which takes a kernel's parameters out of a launch's packed bytes."""
     lines, arguments, offset = [], [], 0
-    for i, parameter in enumerate(p for p in parameters.split(", ") if p):
+    # Attributes hold commas too: initializes((0, 4)).
+    each = re.split(rf", (?=(?:{'|'.join(_SIZES)})\b)", parameters)
+    for i, parameter in enumerate(p for p in each if p):
         kind = parameter.split()[0]
         size = _SIZES[kind]
         offset = -(-offset // size) * size

@@ -168,6 +168,7 @@ def paged_merge(
     [T, S, Hkv, rows] f32; tile and slot [N] i32: a query's G rows are from slot · G on →
     [N, Hkv, G, Dv] in query's dtype, 0 where nothing was kept. Raises PagedAttentionError.
     """
+    require(dim("rows") >= dim("G"), "rows ≥ G", rows=dim("rows"), G=dim("G"))
     n, h, g, s, e = axes("N", "Hkv", "G", "S", "Dv")
     t, row = i64(tile[n]), minimum(i64(slot[n]) * dim("G") + g, dim("rows") - 1)
     total = lse[t, s, h, row]

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..dsl import forms
-from ..dsl.expr import Axis, Expr, Stage
+from ..dsl.expr import Axis, Expr, Read, Stage
 from ..dsl.graph import reads
-from ..dsl.walk import free_axes
+from ..dsl.walk import free_axes, walk
 from .bounds import upper_bounds
 from .group import Group, contraction, is_map
 from .rule import Rejection, check, first_rejection
@@ -118,3 +118,25 @@ def key_bounds(found: Roles) -> list[Expr]:
 def row_bounds(found: Roles) -> list[Expr]:
     """Exclusive bounds of the rows that any key counts for: functions of the batch axes."""
     return list(upper_bounds(found.node.where, found.row, None, set(found.batch)))
+
+
+def inner_axis(found: Roles) -> Axis | None:
+    """A batch axis that all keys and values have next to their innermost, and no mask has.
+
+    Memory is read in the order in which it lies where that axis is gone over for each key.
+    """
+    masked = free_axes(found.node.where) if found.node.where is not None else ()
+    sides = [(p.key, p.depth) for p in found.products] + [(found.node.value, found.column)]
+    near = {_beside(node, along) for node, along in sides}
+    (axis,) = near if len(near) == 1 else (None,)
+    fits = any(axis is a for a in found.batch) and not any(axis is a for a in masked)
+    return axis if fits else None
+
+
+def _beside(node: Expr, along: Axis) -> Axis | None:
+    """The axis that indexes the dim before the last, which `along` does, in the node's one read."""
+    found = [n for n in walk(node) if isinstance(n, Read) and along in free_axes(n)]
+    if len(found) != 1 or len(found[0].index) < 2 or found[0].index[-1] is not along:
+        return None
+    axis = found[0].index[-2]
+    return axis if isinstance(axis, Axis) else None

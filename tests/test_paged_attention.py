@@ -159,7 +159,8 @@ def given_mla(s: Schedule, heads: int = 5, dtype: Any = np.float32) -> tuple[Arr
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
 def test_mla(dtype: Any) -> None:
-    for heads, causal, schedule in ((5, False, MIXED), (5, True, DECODE), (70, True, DECODE)):
+    cases = [(5, False, MIXED), (5, True, DECODE), (70, True, DECODE)]
+    for heads, causal, schedule in cases if dtype is np.float32 else cases[1:2]:
         s = Schedule(*schedule)
         arrays = given_mla(s, heads, dtype)
         plan = DevicePlan.upload(s.host(), arrays[0])

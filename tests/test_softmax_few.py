@@ -8,7 +8,21 @@ import numpy as np
 import pytest
 
 import rudnn  # noqa: F401  makes declarations callable
-from rudnn.dsl import In, Out, axes, bool_, f32, i32, i64, log_sum_exp, op, softmax_sum, sum, tanh
+from rudnn.dsl import (
+    In,
+    Out,
+    axes,
+    bool_,
+    f32,
+    i32,
+    i64,
+    log_sum_exp,
+    op,
+    softmax_sum,
+    sum,
+    tanh,
+    where,
+)
 from rudnn.dsl.declare import Declaration, Spec
 from rudnn.dsl.oracle import evaluate
 
@@ -36,10 +50,11 @@ def heads_apart(
     q: Any = In("B", "H", "G", "D"), k: Any = In("B", "H", "M", "D"),
     v: Any = In("B", "H", "M", "E"), m: Any = In("B", "G", "M", dtype=bool_),
 ) -> Any:  # fmt: skip
-    """The same, each head's keys together in memory."""
+    """Each head's keys together in memory; a value that a mask of the key's takes part in."""
     b, h, g, j, d, e = axes("B", "H", "G", "M", "D", "E")
     score = 2 * tanh(sum(q[b, h, g, d] * k[b, h, j, d], over=d))
-    mean = softmax_sum(score, v[b, h, j, e], over=j, where=m[b, g, j])
+    value = where(m[b, 0, j], v[b, h, j, e], 2 * v[b, h, j, e])
+    mean = softmax_sum(score, value, over=j, where=m[b, g, j])
     return mean, log_sum_exp(mean)
 
 

@@ -21,11 +21,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ...dsl.dtypes import f32
 from ...dsl.expr import Axis, Const, DimRef, Expr, Read, ScalarRef, Tensor
-from ...dsl.walk import free_axes, rebuild, walk
+from ...dsl.walk import free_axes, rebuild
 from ..emit import Emitter
 from ..group import Group
-from ..softmax import Roles
+from ..softmax import Roles, inner_axis
 from .softmax_block import _ABS_BITS, _INF_BITS, _int
 from .softmax_sum import SoftmaxSumConfig
 from .softmax_tiles import Tiles, _least
@@ -77,7 +78,8 @@ class Few(Tiles):
         if found is None:
             axes = free_axes(node)
             leaf = isinstance(node, (Axis, Const, DimRef, ScalarRef))
-            if leaf or self.roles.key not in axes or not inside.issuperset(axes):
+            whole = node.dtype == f32 or node.dtype.is_int  # what a buffer holds as it is
+            if leaf or not whole or self.roles.key not in axes or not inside.issuperset(axes):
                 children = tuple(self._parted(c, inside) for c in node.children())
                 return rebuild(node, children) if children else node
             name = f"part_{len(self.parts)}"
@@ -381,25 +383,3 @@ class _OfHead:
 
     def __getitem__(self, at: Any) -> Any:
         return self.buffer[(self.head, *(at if isinstance(at, tuple) else (at,)))]
-
-
-def inner_axis(found: Roles) -> Axis | None:
-    """A batch axis that all keys and values have next to their innermost, and no mask has.
-
-    Memory is read in the order in which it lies where that axis is gone over for each key.
-    """
-    masked = free_axes(found.node.where) if found.node.where is not None else ()
-    sides = [(p.key, p.depth) for p in found.products] + [(found.node.value, found.column)]
-    near = {_beside(node, along) for node, along in sides}
-    (axis,) = near if len(near) == 1 else (None,)
-    fits = any(axis is a for a in found.batch) and not any(axis is a for a in masked)
-    return axis if fits else None
-
-
-def _beside(node: Expr, along: Axis) -> Axis | None:
-    """The axis that indexes the dim before the last, which `along` does, in the node's one read."""
-    found = [n for n in walk(node) if isinstance(n, Read) and along in free_axes(n)]
-    if len(found) != 1 or len(found[0].index) < 2 or found[0].index[-1] is not along:
-        return None
-    axis = found[0].index[-2]
-    return axis if isinstance(axis, Axis) else None

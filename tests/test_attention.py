@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -344,3 +346,23 @@ def test_fallback_lets_a_nan_that_counts_through_and_no_other() -> None:
     arrays[2][0, 0, 5] = arrays[2][0, 1, 7] = np.nan
     got = attention(*arrays, options=AttentionOptions(), strategy=Fallback())
     assert np.isfinite(got[:, 0]).all() and np.isnan(got[:, 1]).all()
+
+
+def resident_peak() -> int:
+    """The most memory that the process has had since it was last asked to forget, in bytes."""
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(next(x for x in status.splitlines() if x.startswith("VmHWM")).split()[1])
+
+
+@pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="needs Linux's /proc")
+@pytest.mark.parametrize(("strategy", "fits"), [(None, True), (Fallback(), False)], ids=str)
+def test_tiled_memory_does_not_grow_with_the_scores(strategy: Strategy | None, fits: bool) -> None:
+    """The scores would take 128 MiB; `Fallback` does keep their weights."""
+    arrays = [np.ones((1, 8, 2048, 64), np.float32) for _ in range(3)]
+    attention(*(a[:, :, :64] for a in arrays), strategy=strategy)
+    out = np.ones((1, 8, 2048, 64), np.float32)
+    Path("/proc/self/clear_refs").write_text("5")
+    before = resident_peak()
+    attention(*arrays, strategy=strategy, out=out)
+    assert (resident_peak() - before < 16 * 2**20) == fits
+    np.testing.assert_allclose(out, 1, rtol=1e-5)

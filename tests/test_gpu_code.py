@@ -7,7 +7,7 @@ import sass
 from gpu_code import PRODUCTS, Compiled, compiled
 
 from rudnn.dsl.declare import Declaration
-from rudnn.dsl.dtypes import DType, f32
+from rudnn.dsl.dtypes import DType, f16, f32
 from rudnn.ops.registry import operators
 from rudnn.runtime.compiler import Layouts, build
 from rudnn.runtime.targets import parse
@@ -53,6 +53,15 @@ def test_attention_of_usual_head_sizes(head: int, target: str) -> None:
         check(made, target)
         if dtype != f32:
             assert sum(k.count(*MATRIX) for k in made.kernels) > 0, (dtype, made.rules)
+
+
+@pytest.mark.parametrize("target", targets)
+@pytest.mark.parametrize("strategy", ["FlashUnit", "Fallback"])
+def test_attention_by_other_strategies(strategy: str, target: str) -> None:
+    made = compiled(OPERATORS["attention"], f16, target, options={"strategy": strategy})
+    check(made, target)
+    assert (sum(k.count(*MATRIX) for k in made.kernels) > 0) == (strategy == "Fallback")
+    assert (len(made.kernels) == 1) == (strategy == "FlashUnit")
 
 
 @needs_cuda

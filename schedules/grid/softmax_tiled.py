@@ -18,6 +18,7 @@ from .matrix import stored_type
 from .nest import GridNest
 
 _OTHER_REGISTERS = 88  # addresses, counters, elements on their way
+_USUAL_REGISTERS = 192  # of a thread of a device that does not say
 # (rows, keys, columns of a part) for matrix units, the larger first.
 _MATRIX = ((64, 64, 64), (64, 32, 32), (32, 32, 32), (16, 32, 32))
 # (rows, keys, threads, chunk) for plain arithmetic, the larger first.
@@ -56,7 +57,7 @@ class TiledSoftmaxSum:
             head = max(_sizes(sizes))
             return Rejection(
                 f"needs memory and registers for tiles of head size {head}, got "
-                f"{caps.shared_bytes} bytes and {caps.registers or 'some'} registers",
+                f"{caps.shared_bytes} bytes and {caps.registers or _USUAL_REGISTERS} registers",
                 lacking,
             )
         return None
@@ -108,7 +109,7 @@ def _plain(found: Roles, caps: Capability) -> Iterator[FlashConfig]:
             if not caps.shuffle:  # a tree for each row's maximum and sum
                 shared += 4 * 2 * rows * across
             fits = config.threads <= caps.max_threads and shared <= caps.shared_bytes
-            if fits and _registers(config, len(depths), columns) <= (caps.registers or 128):
+            if fits and _registers(config, len(depths), columns) <= (caps.registers or _USUAL_REGISTERS):
                 yield config
 
 
@@ -126,7 +127,7 @@ def _matrix(found: Roles, unit: MatrixUnit, caps: Capability) -> Iterator[FlashC
         config = FlashConfig(rows, keys, threads, threads // rows, part, unit=unit.intrinsic)
         wide = padded(columns, part) // config.across
         registers = wide + max(keys, part) // n * unit.c + unit.a + _OTHER_REGISTERS
-        if registers <= (caps.registers or 128) and (
+        if registers <= (caps.registers or _USUAL_REGISTERS) and (
             shared_bytes(config, unit, depth, columns) <= caps.shared_bytes
         ):
             yield config

@@ -38,6 +38,13 @@ def select(condition: Tir, then: Tir, otherwise: Tir) -> Tir:
     return tirx.Select(condition, then, otherwise)
 
 
+def most(a: Tir, b: Tir) -> Tir:
+    """The greater of two integers."""
+    from tvm import tirx
+
+    return tirx.max(a, b)
+
+
 def least(a: Tir, b: Tir) -> Tir:
     """The lesser of two integers."""
     from tvm import tirx

@@ -27,9 +27,11 @@ from ..group import is_map
 from ..rule import Config
 from ..weighted import Roles, Sum, steps
 from .nest import GridNest
-from .terms import both, float32, int32, least, select
+from .terms import both, float32, int32, least, most
 
 Tir = Any
+_INF_BITS = 0x7F800000
+_ABS_BITS = 0x7FFFFFFF
 _ACROSS = 16  # threads side by side along the columns
 
 
@@ -142,7 +144,7 @@ class _Tiled:
         self.y = nest.bind("y", self.thread // nest.number(_ACROSS))
 
     def _load(self, sides: Sequence[_Side], axis: Axis, first: Tir, places: Tir) -> Tir:
-        """Shared copies of the `places` from `first` on; whether the thread met one not finite."""
+        """Shared copies of the `places` from `first` on; gives the thread's greatest magnitude."""
         nest, threads = self.nest, self.nest.number(self.config.threads)
         odd = nest.private("odd", [], "int32")
         nest.store(odd, [nest.number(0)], int32(0))
@@ -158,7 +160,7 @@ class _Tiled:
                     value = nest.bind("value", self.lower(cast(side.node, f32), env))
                     at = place * nest.number(side.stride) + d
                     nest.store(side.buffer, [at], value)
-                    seen = select(_finite(value), odd[nest.number(0)], int32(1))
+                    seen = most(odd[nest.number(0)], _magnitude(value))
                     nest.store(odd, [nest.number(0)], seen)
         return odd[nest.number(0)]
 
@@ -207,7 +209,7 @@ class _Tiled:
         if strange is None:
             self._add(masked=False)
             return
-        with nest.choice(strange.equal(int32(0))) as otherwise:
+        with nest.choice(strange < int32(_INF_BITS)) as otherwise:
             self._add(masked=False)
             otherwise()
             self._add(masked=True)
@@ -275,7 +277,7 @@ class _Tiled:
                 stack.enter_context(nest.when(here))
                 if self.where is not None:
                     stack.enter_context(nest.when(self.lower(self.where, env)))
-                    nest.store(self.keeps, [at], int32(1))
+                    nest.store(self.keeps, [at], int32(-1))
                 for step in self.steps:
                     held = self._number("step")
                     nest.store(held, [nest.number(0)], self.lower(step.node, env))
@@ -303,7 +305,7 @@ class _Tiled:
                     for v, value in enumerate(values):
                         place, term = nest.number(r * vectors + v), weight * value
                         if masked:
-                            term = select(self.keeps[at] > int32(0), term, float32(0.0))
+                            term = _masked(term, self.keeps[at])
                         nest.store(held, [place], held[place] + term)
 
     def _finish(self) -> None:
@@ -336,7 +338,16 @@ def _stride(depth: int) -> int:
     return depth | 1
 
 
-def _finite(value: Tir) -> Tir:
+def _magnitude(value: Tir) -> Tir:
+    """The bits of |value|: ordered as it is, NaN last. (Conditions would take scalar registers.)"""
     from tvm import tirx
 
-    return tirx.abs(value) <= tirx.const(3.4028234663852886e38, "float32")
+    return tirx.bitwise_and(tirx.reinterpret("int32", value), int32(_ABS_BITS))
+
+
+def _masked(value: Tir, mask: Tir) -> Tir:
+    """`value` where the mask has all bits, 0 where it has none."""
+    from tvm import tirx
+
+    bits = tirx.bitwise_and(tirx.reinterpret("int32", value), mask)
+    return tirx.reinterpret("float32", bits)

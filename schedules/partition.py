@@ -60,7 +60,10 @@ def _row_read(node: Expr, stage: Stage, rows: tuple[Axis, ...]) -> bool:
 
 
 def _joins_epilogue(graph: Graph, cluster: _Cluster, stage: Stage, kind: str) -> bool:
-    """The one pointwise consumer of a contraction or softmax_sum, element for element."""
+    """The one pointwise consumer of a contraction or softmax_sum, element for element.
+
+    Not of a log-sum-exp: nests know the mean alone where the epilogue is.
+    """
     if cluster.kind == "softmax_sum":
         own = [s for s in cluster.stages if _kind(s) != "contraction"]
     else:
@@ -76,6 +79,7 @@ def _joins_epilogue(graph: Graph, cluster: _Cluster, stage: Stage, kind: str) ->
         and set(stage.axes) == set(head.axes)
         and reads_at(stage.expr, head, head.axes)
         and not shared
+        and not any(isinstance(s.expr, forms.LogSumExp) for s in own if s in reads(stage.expr))
     )
 
 

@@ -275,3 +275,19 @@ def test_the_negation_of_a_comparison_holds_for_nan() -> None:
     y = np.array([1, 1, 1, 1, np.nan, np.nan, np.inf, -0.0] * 5, np.float32)
     want = np.where(~(x < y), 3.0, 0.0)
     np.testing.assert_array_equal(not_less(x, y), want)
+
+
+@op(out=Out("R", dtype=f32), static=("D",), example={"R": 5, "K": 7, "D": 8})
+def free_energy(query: Any = In("R", "D"), key: Any = In("K", "D")) -> Any:
+    """−log Σⱼ exp(query · keyⱼ)."""
+    r, j, d = axes("R", "K", "D")
+    inner = axis("inner", key.shape[1])
+    score = total(query[r, inner] * key[j, inner], over=inner)
+    return -log_sum_exp(softmax_sum(score, key[j, d], over=j))
+
+
+def test_pointwise_work_after_a_log_sum_exp_alone_saw_the_mean() -> None:
+    random = np.random.default_rng(4)
+    query, key = (random.standard_normal((n, 8), np.float32) for n in (5, 7))
+    want = -np.log(np.exp(query.astype(np.float64) @ key.T).sum(1))
+    np.testing.assert_allclose(free_energy(query, key), want, rtol=1e-6)

@@ -57,7 +57,7 @@ class TiledSoftmaxSum:
             head = max(_sizes(sizes))
             return Rejection(
                 f"needs memory and registers for tiles of head size {head}, got "
-                f"{caps.shared_bytes} bytes and {caps.registers or _USUAL_REGISTERS} registers",
+                f"{caps.shared_bytes} bytes and {_limit(caps)} registers",
                 lacking,
             )
         return None
@@ -109,7 +109,7 @@ def _plain(found: Roles, caps: Capability) -> Iterator[FlashConfig]:
             if not caps.shuffle:  # a tree for each row's maximum and sum
                 shared += 4 * 2 * rows * across
             fits = config.threads <= caps.max_threads and shared <= caps.shared_bytes
-            if fits and _registers(config, len(depths), columns) <= (caps.registers or _USUAL_REGISTERS):
+            if fits and _registers(config, len(depths), columns) <= _limit(caps):
                 yield config
 
 
@@ -127,10 +127,15 @@ def _matrix(found: Roles, unit: MatrixUnit, caps: Capability) -> Iterator[FlashC
         config = FlashConfig(rows, keys, threads, threads // rows, part, unit=unit.intrinsic)
         wide = padded(columns, part) // config.across
         registers = wide + max(keys, part) // n * unit.c + unit.a + _OTHER_REGISTERS
-        if registers <= (caps.registers or _USUAL_REGISTERS) and (
+        if registers <= _limit(caps) and (
             shared_bytes(config, unit, depth, columns) <= caps.shared_bytes
         ):
             yield config
+
+
+def _limit(caps: Capability) -> int:
+    """Registers that a thread may have."""
+    return caps.registers or _USUAL_REGISTERS
 
 
 def _registers(config: FlashConfig, products: int, columns: int) -> int:

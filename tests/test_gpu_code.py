@@ -21,7 +21,9 @@ ROCM = ("rocm:gfx90a", "rocm:gfx942", "rocm:gfx1100", "rocm:gfx1201")
 MATRIX = ("HMMA", "HGMMA", "v_mfma", "v_wmma")
 HEAD_SIZES = (32, 64, 80, 96, 128)
 REGISTER_FILE = 65536  # registers of an NVIDIA multiprocessor
-SCALAR_SPILLS = 8  # to lanes of vector registers, never to memory: not none, but few
+# To lanes of vector registers, never to memory: not none, but few. (Nine tensors with strides of
+# their own, as the gradients of attention read, are more than the scalar registers of gfx9 hold.)
+SCALAR_SPILLS = 32
 SYSTEM_SHARED = 1024  # bytes that a block there has besides its own, from sm_90 on
 
 needs_cuda = pytest.mark.skipif(

@@ -1,0 +1,79 @@
+"""`weighted_sum` in declarations other than attention, against the oracle."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from spirv_kernels import needs_vulkan
+from test_softmax_sum import DTYPES, check
+
+import rudnn
+from rudnn.dsl import In, Out, axes, bool_, f32, op, sum, tanh, weighted_sum
+from rudnn.dsl.declare import Spec
+from rudnn.dsl.oracle import evaluate
+from rudnn.runtime.compiler import Layouts, schedule
+from rudnn.samples import specialise
+
+
+@op(out=Out("B", "E"), static=("E",), example={"B": 2, "J": 3, "E": 4})
+def pool(
+    x: Any = In("B", "J"), v: Any = In("B", "J", "E"), m: Any = In("B", "J", dtype=bool_)
+) -> Any:
+    """Weights without sums under them: nothing to tile."""
+    b, j, e = axes("B", "J", "E")
+    return weighted_sum(tanh(x[b, j]), v[b, j, e], over=j, where=m[b, j])
+
+
+@op(out=(Out("N", "D"), Out("M", "D", name="other")), static=("D",),
+    example={"N": 2, "M": 3, "D": 4})  # fmt: skip
+def both_ways(q: Any = In("N", "D"), k: Any = In("M", "D")) -> Any:
+    """Two sums of one tile of weights without a mask, pointwise work after one of them."""
+    n, m, d = axes("N", "M", "D")
+    left, right = f32(q[n, d]), f32(k[m, d])
+    weight = 0.0625 * tanh(sum(left * right, over=d))
+    rows = weighted_sum(weight, right, over=m)
+    return rows, 2 * weighted_sum(weight, left, over=n) + 1
+
+
+@op(out=Out("N", dtype=f32), static=("D",), example={"N": 2, "M": 3, "D": 4})
+def no_columns(q: Any = In("N", "D"), k: Any = In("M", "D")) -> Any:
+    """A value that does not depend on the column."""
+    n, m, d = axes("N", "M", "D")
+    return weighted_sum(tanh(sum(q[n, d] * k[m, d], over=d)), 0.5, over=m, where=n >= m)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 5, 70])
+def test_every_shape_of_weighted_sum(rows: int) -> None:
+    check(pool, {"B": rows, "J": 7, "E": 4}, ("E",))
+    check(both_ways, {"N": rows, "M": 140, "D": 19}, ("D",))
+    check(both_ways, {"N": 140, "M": rows, "D": 19}, ("D",))
+    check(no_columns, {"N": rows, "M": 9, "D": 4}, ("D",))
+
+
+@needs_vulkan
+@pytest.mark.parametrize("declaration", [pool, both_ways, no_columns])
+def test_on_a_grid(declaration: Any) -> None:
+    sizes = {"B": 3, "J": 140, "E": 5, "N": 37, "M": 70, "D": 19}
+    rng = np.random.default_rng(4)
+    given = {}
+    for name, declared in declaration.inputs.items():
+        shape = [sizes[d] for d in declared.dims]
+        given[name] = (rng.random(shape) < 0.6 if declared.dtype == bool_
+                       else rng.standard_normal(shape).astype(np.float32))  # fmt: skip
+    got = declaration(*(rudnn.tensor(a, device="vulkan") for a in given.values()))
+    dtypes = tuple((n, DTYPES[str(a.dtype)]) for n, a in given.items())
+    static = tuple((d, sizes[d]) for d in declaration.static)
+    graph = declaration.trace(Spec(dtypes, (), static, ()))
+    numbers = {d.name: sizes[d.name] for d in graph.dims}
+    want = evaluate(graph, given, numbers, precision="float64")
+    for ours, theirs in zip(got if isinstance(got, tuple) else (got,), want, strict=True):
+        np.testing.assert_allclose(ours.numpy(), theirs, rtol=1e-5, atol=1e-5)
+
+
+def test_sums_with_the_same_weights_share_a_kernel() -> None:
+    graph = specialise(both_ways).graph
+    program = schedule(graph, Layouts(frozenset(), frozenset()), "llvm")
+    assert [k.rule for k in program.kernels] == ["weighted_sums"]
+    assert not program.workspace.offsets

@@ -20,7 +20,8 @@ from rudnn.runtime.targets import parse
 from rudnn.samples import specialise
 
 # Matrix products: in f16 and bf16 their kernels use matrix units.
-PRODUCTS = ("linear", "linear_backward", "batched_matmul", "batched_matmul_backward", "attention")
+PRODUCTS = ("linear", "linear_backward", "batched_matmul", "batched_matmul_backward", "attention",
+            "paged_attention")  # fmt: skip
 
 
 @dataclass(frozen=True)

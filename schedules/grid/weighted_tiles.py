@@ -225,24 +225,30 @@ class _Tiled:
         return [(a, b) for a in range(self.high) for b in range(self.wide)]
 
     def _multiply(self) -> None:
-        """The products under the weights, for the thread's rectangle."""
+        """The products under the weights, for the thread's rectangle.
+
+        Those of one depth share a loop: compilers unroll short ones whole, and hold it all.
+        """
         nest = self.nest
-        for own, other, made in zip(self.own, self.others, self.products, strict=True):
+        for made in self.products:
             for a, b in self._cells():
                 nest.store(made, [self._cell(a, b)], float32(0.0))
-            stride, number = nest.number(own.stride), nest.number
-            near = [nest.bind("near", self._place(number(a), number(0))[0] * stride)
+        operands = list(zip(self.own, self.others, self.products, strict=True))
+        for depth in dict.fromkeys(int(side.depth.extent) for side in self.own):  # type: ignore[arg-type]
+            stride = nest.number(_stride(depth))
+            near = [nest.bind("near", self._place(nest.number(a), nest.number(0))[0] * stride)
                     for a in range(self.high)]  # fmt: skip
-            far = [nest.bind("far", self._place(number(0), number(b))[1] * stride)
+            far = [nest.bind("far", self._place(nest.number(0), nest.number(b))[1] * stride)
                    for b in range(self.wide)]  # fmt: skip
-            depth = int(own.depth.extent)  # type: ignore[arg-type]
             with nest.loop("d", nest.number(depth)) as d:
-                left = [nest.bind("left", own.buffer[n + d]) for n in near]
-                right = [nest.bind("right", other.buffer[f + d]) for f in far]
-                for a, b in self._cells():
-                    at = self._cell(a, b)
-                    nest.store(made, [at], made[at] + left[a] * right[b])
-
+                for own, other, made in operands:
+                    if own.depth.extent != depth:
+                        continue
+                    left = [nest.bind("left", own.buffer[n + d]) for n in near]
+                    right = [nest.bind("right", other.buffer[f + d]) for f in far]
+                    for a, b in self._cells():
+                        at = self._cell(a, b)
+                        nest.store(made, [at], made[at] + left[a] * right[b])
         for tile, made in zip(self.tiles, self.products, strict=False):
             for a, b in self._cells():
                 i, j = self._place(nest.number(a), nest.number(b))

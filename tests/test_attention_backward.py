@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from spirv_kernels import needs_vulkan
 from test_attention import CASES, DTYPES, NAMES, Case, close, inputs, normal, poisoned
 
 import rudnn
@@ -165,6 +166,17 @@ def test_a_bias_gets_its_gradient_in_its_own_shape(pattern: str) -> None:
     known, got = solved(arrays, AttentionOptions())
     assert got.attn_bias.shape == arrays[4].shape and got.attn_bias.dtype == np.float32
     close(got.attn_bias, expected(known, *arrays[3:], AttentionOptions())[3], TOLERANCE["f32"])
+
+
+@needs_vulkan
+@pytest.mark.parametrize("pattern", ["bhqk", "111k"])
+def test_a_bias_gets_its_gradient_on_a_grid(pattern: str) -> None:
+    arrays = inputs(Case(bias=pattern), (2, 4, 2, 9, 13), (8, 8), np.float32)
+    known, want = solved(arrays, AttentionOptions())
+    there = [rudnn.tensor(a, device="vulkan") for a in (*known, arrays[4])]
+    got = attention_backward(*there[:6], attn_bias=there[6])
+    for ours, theirs in zip(got, want, strict=True):
+        close(ours.numpy(), theirs, TOLERANCE["f32"])
 
 
 def test_a_bias_of_another_shape_is_refused() -> None:

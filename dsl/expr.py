@@ -293,7 +293,7 @@ def widen(node: Expr) -> Expr:
     return cast(node, f32) if node.dtype.is_narrow_float else node
 
 
-def _common(a: Value, b: Value) -> tuple[Expr, Expr]:
+def common(a: Value, b: Value) -> tuple[Expr, Expr]:
     """Both operands in one type: numbers follow nodes, ints follow floats, narrow floats widen."""
     left = a if isinstance(a, Expr) else None
     right = b if isinstance(b, Expr) else None
@@ -319,7 +319,7 @@ def _common(a: Value, b: Value) -> tuple[Expr, Expr]:
 
 def binary(op: str, a: Value, b: Value) -> Expr:
     """A two-operand node, operands brought to one type; integer constants fold."""
-    left, right = _common(a, b)
+    left, right = common(a, b)
     if op in ("floordiv", "mod"):
         if not left.dtype.is_int:
             raise DeclarationError(f"needs integers for // and %, got {left.dtype}")

@@ -17,10 +17,10 @@ from .expr import (
     Size,
     Tensor,
     Value,
-    _common,
     as_expr,
     binary,
     cast,
+    common,
     unary,
     widen,
 )
@@ -203,7 +203,8 @@ class ScatterAdd(Form):
 Over = Axis | tuple[Axis, ...]
 
 
-def _axes(over: Over) -> tuple[Axis, ...]:
+def axes_of(over: Over) -> tuple[Axis, ...]:
+    """What is reduced over, as a tuple. Raises DeclarationError if that is nothing."""
     flat = over if isinstance(over, tuple) else (over,)
     if not flat:
         raise DeclarationError("needs at least one axis to reduce over")
@@ -214,7 +215,7 @@ def _reduce(op: str, body: Value, over: Over, where: Value | None, nan: str = "c
     node = widen(as_expr(body, f32))
     dtype = {"any": bool_, "argmax": i64}.get(op, node.dtype)
     keep = None if where is None else cast(where, bool_)
-    return Reduce(op, node, _axes(over), keep, nan, dtype)
+    return Reduce(op, node, axes_of(over), keep, nan, dtype)
 
 
 def sum(body: Value, *, over: Over, where: Value | None = None) -> Expr:
@@ -252,7 +253,7 @@ def argmax(body: Value, *, over: Axis) -> Expr:
 def mean(body: Value, *, over: Over) -> Expr:
     """Σ body / number of elements, in f32."""
     count: Value = 1
-    for axis in _axes(over):
+    for axis in axes_of(over):
         count = axis.extent * count
     return sum(body, over=over) / cast(count, f32)
 
@@ -262,7 +263,7 @@ def softmax_sum(
 ) -> SoftmaxSum:
     """The exponential-weighted mean of `value`, weights softmax(score) over the kept elements."""
     keep = None if where is None else cast(where, bool_)
-    return SoftmaxSum(cast(score, f32), cast(value, f32), _axes(over), keep)
+    return SoftmaxSum(cast(score, f32), cast(value, f32), axes_of(over), keep)
 
 
 def log_sum_exp(source: SoftmaxSum) -> Expr:
@@ -308,14 +309,14 @@ def scatter_add(value: Value, *, at: Mapping[Axis, Value], over: Over) -> Expr:
     if len(at) != 1:
         raise DeclarationError(f"needs one target axis, got {len(at)}")
     ((target, index),) = at.items()
-    return ScatterAdd(cast(value, f32), target, cast(index, i64), _axes(over))
+    return ScatterAdd(cast(value, f32), target, cast(index, i64), axes_of(over))
 
 
 def where(condition: Value, then: Value, otherwise: Value) -> Expr:
     """`then` where the condition holds, else `otherwise`; the other one has no influence."""
     if not isinstance(then, Expr) and not isinstance(otherwise, Expr):
         then = as_expr(then, f32 if isinstance(otherwise, float) else None)
-    left, right = _common(then, otherwise)
+    left, right = common(then, otherwise)
     return Select(cast(condition, bool_), left, right, left.dtype)
 
 

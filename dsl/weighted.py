@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from .dtypes import DType, bool_, f32
 from .expr import Axis, Expr, Form, Value, cast
-from .forms import Over, _axes
+from .forms import Over, axes_of
 from .walk import free_axes
 
 
@@ -63,4 +63,4 @@ def weighted_sum(
 ) -> WeightedSum:
     """Σ weight · value over the kept elements, the weights never in memory, in f32."""
     keep = None if where is None else cast(where, bool_)
-    return WeightedSum(cast(weight, f32), cast(value, f32), _axes(over), keep)
+    return WeightedSum(cast(weight, f32), cast(value, f32), axes_of(over), keep)

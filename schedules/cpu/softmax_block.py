@@ -13,11 +13,9 @@ from ...dsl.walk import free_axes, rebuild
 from ..emit import Emitter
 from ..group import Group
 from ..softmax import Roles
+from ..terms import ABS_BITS, INF_BITS, int32
 from .softmax_sum import SoftmaxSumConfig
 from .tiling import Tiling, ceil_div, index, real
-
-_INF_BITS = 0x7F800000
-_ABS_BITS = 0x7FFFFFFF
 
 
 @dataclass
@@ -126,7 +124,7 @@ class Block:
         flags = None
         if self.keep is not None:
             (flags,) = nest.registers("flags", 1, self.lanes, "int32")
-            self.vector(self.lanes, lambda lane: nest.put(flags, [lane], _int(0)))
+            self.vector(self.lanes, lambda lane: nest.put(flags, [lane], int32(0)))
         self._load_rows(self.value, self.roles.column, self.values, flags)
         for side in self.sides.values():
             self._load_side(side)
@@ -152,7 +150,7 @@ class Block:
                 if flags is not None:
                     with nest.vector(width) as lane:
                         bits = tirx.reinterpret("int32", buffer[j, at + lane])
-                        bits = tirx.bitwise_and(bits, _int(_ABS_BITS))
+                        bits = tirx.bitwise_and(bits, int32(ABS_BITS))
                         nest.put(flags, [lane], tirx.max(flags[lane], bits))
 
             nest.strip(int(along.extent), self.lanes, copy)  # type: ignore[arg-type]
@@ -298,10 +296,10 @@ class Block:
             self._accumulate_tiles()
             return
         (worst,) = nest.registers("worst", 1, 1, "int32")
-        nest.put(worst, [0], _int(0))
+        nest.put(worst, [0], int32(0))
         with nest.loop("lane", index(self.lanes)) as lane:
             nest.put(worst, [0], tirx.max(worst[index(0)], flags[lane]))
-        with nest.when(worst[index(0)] < _int(_INF_BITS)):
+        with nest.when(worst[index(0)] < int32(INF_BITS)):
             self._accumulate_tiles()
         with nest.otherwise():
             self._accumulate_kept()
@@ -370,9 +368,3 @@ def sums_tile(rows: int, vectors: int, registers: int) -> tuple[int, int]:
         if rows % high == 0 and vectors % wide == 0 and high * wide + wide < registers
     )  # fmt: skip
     return max(tiles, key=lambda t: t[0] * t[1] / (t[0] + t[1]))
-
-
-def _int(value: int) -> Any:
-    from tvm import tirx
-
-    return tirx.IntImm("int32", value)

@@ -27,9 +27,9 @@ from ...dsl.walk import free_axes, rebuild
 from ..emit import Emitter
 from ..group import Group
 from ..softmax import Roles, inner_axis
-from .softmax_block import _ABS_BITS, _INF_BITS, _int
+from ..terms import ABS_BITS, INF_BITS, int32, least
 from .softmax_sum import SoftmaxSumConfig
-from .softmax_tiles import Tiles, _least
+from .softmax_tiles import Tiles
 from .tiling import ceil_div, index, real
 
 KEYS_AT_ONCE = 4  # whose values are gone through a strip of columns at a time
@@ -119,7 +119,7 @@ class Few(Tiles):
         keys = index(self.config.keys)
         with nest.loop("block", ceil_div(end, self.config.keys)) as block:
             self.start = nest.bind("first_key", block * keys)
-            self.length = nest.bind("length", _least(end - self.start, keys))
+            self.length = nest.bind("length", least(end - self.start, keys))
             self._take()
         with self._each_head() as h:
             (self.total,) = nest.registers("total", 1, self.rows)
@@ -134,7 +134,7 @@ class Few(Tiles):
 
     def _start_row(self, h: Any, r: Any) -> None:
         nest = self.nest
-        env = self.env | {self.roles.row: _least(r, self.stored - index(1))}
+        env = self.env | {self.roles.row: least(r, self.stored - index(1))}
         for (row, _, depth), buffer in zip(self.factors, self.queries, strict=True):
             self._along(int(depth.extent), lambda at, row=row, depth=depth, buffer=buffer: nest.put(  # type: ignore[arg-type,misc]
                 buffer, [h, r, at], nest.real(row, env | {depth: at})))  # fmt: skip
@@ -163,10 +163,10 @@ class Few(Tiles):
         if self.keep is None:
             self._add()
             return
-        with nest.when(self._greatest_flag() > _int(0)):
+        with nest.when(self._greatest_flag() > int32(0)):
             self._clear_flags()
             self._look_through()
-        with nest.choice(self._greatest_flag() < _int(_INF_BITS)) as otherwise:
+        with nest.choice(self._greatest_flag() < int32(INF_BITS)) as otherwise:
             self._add()
             otherwise()
             self._add_kept()
@@ -190,7 +190,7 @@ class Few(Tiles):
         with nest.loop("tile", ceil_div(self.length, at_once)) as t:
             places = [t * index(at_once) + index(u) for u in range(at_once)]
             places = [nest.bind("at", p) for p in places]
-            held = [self._held(_least(p, self.length - index(1))) for p in places]
+            held = [self._held(least(p, self.length - index(1))) for p in places]
             with self._each_head() as h:
                 found = self._dots(factor, queries, h, held)
                 for (u, r), acc in found.items():
@@ -277,7 +277,7 @@ class Few(Tiles):
             kept = nest.value(self.keep, env)
             value = tirx.Select(kept, value, real(float("-inf")))
             flag = self.flags[lane]
-            nest.put(self.flags, [lane], tirx.Select(kept, flag, _int(1)))
+            nest.put(self.flags, [lane], tirx.Select(kept, flag, int32(1)))
         nest.put(self.scores, [h, r, j], value)
 
     def _fade(self, h: Any, r: Any) -> None:
@@ -287,13 +287,13 @@ class Few(Tiles):
                 self.sums, [h, r, at], self.sums[h, r, at] * self.decay[h, r]))  # fmt: skip
 
     def _clear_flags(self) -> None:
-        self.vector(self.lanes, lambda lane: self.nest.put(self.flags, [lane], _int(0)))
+        self.vector(self.lanes, lambda lane: self.nest.put(self.flags, [lane], int32(0)))
 
     def _greatest_flag(self) -> Any:
         from tvm import tirx
 
         (worst,) = self.nest.registers("worst", 1, 1, "int32")
-        self.nest.put(worst, [0], _int(0))
+        self.nest.put(worst, [0], int32(0))
         with self.nest.loop("lane", index(self.lanes)) as lane:
             self.nest.put(worst, [0], tirx.max(worst[index(0)], self.flags[lane]))
         return worst[index(0)]
@@ -315,7 +315,7 @@ class Few(Tiles):
                         nest.put(loaded, [lane], value)
                     with nest.vector(width) as lane:
                         bits = tirx.reinterpret("int32", loaded[lane])
-                        bits = tirx.bitwise_and(bits, _int(_ABS_BITS))
+                        bits = tirx.bitwise_and(bits, int32(ABS_BITS))
                         nest.put(self.flags, [lane], tirx.max(self.flags[lane], bits))
 
                 nest.strip(self.columns, self.lanes, look)
@@ -342,7 +342,7 @@ class Few(Tiles):
             places = [nest.bind("at", g * index(KEYS_AT_ONCE) + index(u))
                       for u in range(KEYS_AT_ONCE)]  # fmt: skip
             # Past the block's last key are weights of 0, to go with any value that counts.
-            keys = [(p, self._held(_least(p, self.length - index(1)))) for p in places]
+            keys = [(p, self._held(least(p, self.length - index(1)))) for p in places]
             with self._each_head() as h:
                 if strips:
                     with nest.loop("strip", index(strips)) as s:

@@ -24,6 +24,7 @@ from ...dsl.expr import Axis, Stage
 from ...dsl.forms import LogSumExp
 from ..group import is_map
 from ..softmax import key_bounds, row_bounds, split
+from ..terms import least, most
 from .softmax_block import Block, sums_tile
 from .tiling import ceil_div, index, real
 
@@ -57,7 +58,7 @@ class Tiles(Block):
             env[axis] = nest.bind(axis.name.replace(".", "_"), tirx.truncmod(rest, extent))
             rest = nest.bind("rest", tirx.truncdiv(rest, extent))
         left = self.nest.size(self.roles.row.extent) - self.first
-        self.stored = nest.bind("rows_stored", _least(left, index(self.rows)))
+        self.stored = nest.bind("rows_stored", least(left, index(self.rows)))
         self.count = nest.bind("rows", self._rows_kept(env))
         return env
 
@@ -65,7 +66,7 @@ class Tiles(Block):
         """Rows of the tile up to the last that the mask lets see any key."""
         count = self.stored
         for bound in row_bounds(self.roles):
-            count = _least(count, _most(self.nest.value(bound, env) - self.first, index(0)))
+            count = least(count, most(self.nest.value(bound, env) - self.first, index(0)))
         return count
 
     def _task(self) -> None:
@@ -91,7 +92,7 @@ class Tiles(Block):
         keys = index(self.config.keys)
         with nest.loop("block", ceil_div(end, self.config.keys)) as block:
             self.start = nest.bind("first_key", block * keys)
-            self.length = nest.bind("length", _least(end - self.start, keys))
+            self.length = nest.bind("length", least(end - self.start, keys))
             self.take()
         self._finish()
 
@@ -103,7 +104,7 @@ class Tiles(Block):
         last = self.first + self.count - index(1)
         for bound in key_bounds(self.roles):
             limit = self.nest.value(bound, self.env | {self.roles.row: last})
-            keys = _least(keys, _most(limit, index(0)))
+            keys = least(keys, most(limit, index(0)))
         return tirx.Select(self.count > index(0), keys, index(0))
 
     def _finish(self) -> None:
@@ -149,15 +150,3 @@ class Tiles(Block):
                 self._write(stage, here, value)
 
         nest.strip(self.columns, self.lanes, write)
-
-
-def _least(a: Any, b: Any) -> Any:
-    from tvm import tirx
-
-    return tirx.min(a, b)
-
-
-def _most(a: Any, b: Any) -> Any:
-    from tvm import tirx
-
-    return tirx.max(a, b)

@@ -9,12 +9,12 @@ from typing import Any
 from ...dsl.expr import Axis, Expr
 from ..emit import Emitter
 from ..rule import Config
+from ..terms import ABS_BITS, int32
 from ..weighted import Roles, Step, Sum, steps
 from .register_tiles import RegisterTile, product
 from .tiling import Tiling, index, real
 
 Tir = Any
-_ABS_BITS = 0x7FFFFFFF
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ class Block:
                 if flags is not None:
                     with nest.vector(width) as lane:
                         bits = tirx.reinterpret("int32", copy.buffer[i, at + lane])
-                        bits = tirx.bitwise_and(bits, int32(_ABS_BITS))
+                        bits = tirx.bitwise_and(bits, int32(ABS_BITS))
                         nest.put(flags, [lane], tirx.max(flags[lane], bits))
 
             nest.strip(extent(copy.column), self.lanes, move)
@@ -257,9 +257,3 @@ class Block:
 def extent(axis: Axis) -> int:
     assert isinstance(axis.extent, int)
     return axis.extent
-
-
-def int32(value: int) -> Tir:
-    from tvm import tirx
-
-    return tirx.IntImm("int32", value)

@@ -24,13 +24,13 @@ from typing import Any
 from ...dsl.expr import Axis, Expr
 from ..bounds import upper_bounds
 from ..group import is_map
+from ..terms import INF_BITS, both, int32, least
 from ..weighted import Sum
 from .register_tiles import product
 from .tiling import ceil_div, index, real
-from .weighted_block import Block, extent, int32
+from .weighted_block import Block, extent
 
 Tir = Any
-_INF_BITS = 0x7F800000
 
 
 class Tiles(Block):
@@ -154,7 +154,7 @@ class Tiles(Block):
         nest.put(self.worst, [0], int32(0))
         with nest.loop("lane", index(self.lanes)) as lane:
             nest.put(self.worst, [0], tirx.max(self.worst[index(0)], flags[lane]))
-        with nest.when(self.worst[index(0)] < int32(_INF_BITS)):
+        with nest.when(self.worst[index(0)] < int32(INF_BITS)):
             self.add()
         with nest.otherwise():
             self.add_kept()
@@ -193,18 +193,6 @@ class Tiles(Block):
                 self._write(each, at, value)
 
             self.strip(extent(column), write)
-
-
-def least(a: Tir, b: Tir) -> Tir:
-    from tvm import tirx
-
-    return tirx.min(a, b)
-
-
-def both(a: Tir, b: Tir) -> Tir:
-    from tvm import tirx
-
-    return tirx.all(a, b)
 
 
 def _true() -> Tir:

@@ -28,10 +28,10 @@ from ...dsl.walk import free_axes, rebuild
 from ..group import Group, divides, is_map
 from ..rule import Config
 from ..softmax import Roles, key_bounds, split
+from ..terms import both, float32, int32, least, select
 from .contraction_copy import Factor
 from .contraction_view import Space
 from .nest import GridNest
-from .terms import both, float32, int32, least, select
 from .vectors import reading
 
 Tir = Any

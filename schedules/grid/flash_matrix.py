@@ -14,12 +14,12 @@ from ...dsl.lower import decode, storage
 from ..capability import WIDE_BYTES, Capability, MatrixUnit
 from ..group import Group
 from ..softmax import Roles
+from ..terms import float32, select
 from .contraction_copy import Factor, Room
 from .flash import Flash, FlashConfig
 from .intrinsics import address, call
 from .matrix import stored_type
 from .nest import GridNest
-from .terms import float32, select
 
 Tir = Any
 _BYTES = 2  # of an operand

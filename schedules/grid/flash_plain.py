@@ -10,10 +10,10 @@ from ...dsl.dtypes import f32
 from ...dsl.expr import Expr, cast
 from ..group import Group
 from ..softmax import Roles
+from ..terms import float32, select
 from .contraction_copy import Factor, Room
 from .flash import Flash, FlashConfig
 from .nest import GridNest
-from .terms import float32, select
 
 Tir = Any
 _PAD = 4  # elements after a row in shared memory: neighbours in a column are in other banks

@@ -14,8 +14,8 @@ from ..group import Group
 from ..rule import Config, Rejection
 from ..scatter import column as column_of
 from ..scatter import rejection
+from ..terms import both, float32, int32
 from .nest import GridNest, block_size
-from .terms import both, float32, int32
 
 Tir = Any
 

@@ -14,8 +14,8 @@ from ...dsl.dtypes import bool_
 from ...dsl.expr import Axis, Expr, Stage, Unary
 from ...dsl.lower import encode
 from ...dsl.walk import free_axes
+from ..terms import both, float32, int32, select
 from .nest import GridNest
-from .terms import both, float32, int32, select
 from .vectors import reading
 
 Tir = Any

@@ -13,8 +13,8 @@ from ..emit import Emitter
 from ..group import Group
 from ..rule import Config, Rejection
 from ..selection import Keys, rejection
+from ..terms import both, either, least, select
 from .nest import GridNest, block_size
-from .terms import both, either, least, select
 
 Tir = Any
 _FAR = 2**62  # past every place

@@ -15,9 +15,9 @@ from ...dsl.dtypes import f32
 from ...dsl.expr import Axis, cast
 from ...dsl.forms import Reduce
 from ..group import Group, is_map
+from ..terms import both, float32, int32, select
 from ..weighted import Sum, inner_sums, steps, sums
 from .nest import GridNest
-from .terms import both, float32, int32, select
 
 Tir = Any
 _SHARERS = 8  # threads of a row that has no columns

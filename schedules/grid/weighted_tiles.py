@@ -25,13 +25,11 @@ from ...dsl.expr import Axis, Expr, cast
 from ..bounds import upper_bounds
 from ..group import is_map
 from ..rule import Config
+from ..terms import ABS_BITS, INF_BITS, both, float32, int32, least, most
 from ..weighted import Roles, Sum, steps
 from .nest import GridNest
-from .terms import both, float32, int32, least, most
 
 Tir = Any
-_INF_BITS = 0x7F800000
-_ABS_BITS = 0x7FFFFFFF
 _ACROSS = 16  # threads side by side along the columns
 
 
@@ -209,7 +207,7 @@ class _Tiled:
         if strange is None:
             self._add(masked=False)
             return
-        with nest.choice(strange < int32(_INF_BITS)) as otherwise:
+        with nest.choice(strange < int32(INF_BITS)) as otherwise:
             self._add(masked=False)
             otherwise()
             self._add(masked=True)
@@ -348,7 +346,7 @@ def _magnitude(value: Tir) -> Tir:
     """The bits of |value|: ordered as it is, NaN last. (Conditions would take scalar registers.)"""
     from tvm import tirx
 
-    return tirx.bitwise_and(tirx.reinterpret("int32", value), int32(_ABS_BITS))
+    return tirx.bitwise_and(tirx.reinterpret("int32", value), int32(ABS_BITS))
 
 
 def _masked(value: Tir, mask: Tir) -> Tir:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 Tir = Any
+# Bits of f32: all of the magnitude, and from which magnitude on it is not finite.
+ABS_BITS, INF_BITS = 0x7FFFFFFF, 0x7F800000
 
 
 def int32(value: int) -> Tir:

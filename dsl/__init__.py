@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
+from .arguments import Extent, In, Option, Out, Param
 from .declare import (
     Declaration,
-    Extent,
-    In,
-    Option,
-    Out,
-    Param,
     Spec,
     axes,
     axis,

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from .dsl.arguments import In
 from .dsl.cost import flops
-from .dsl.declare import Declaration, In
+from .dsl.declare import Declaration
 from .dsl.dtypes import DType
 from .dsl.errors import RudnnError
 from .dsl.host import evaluate, identifier

@@ -8,7 +8,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ..dsl.declare import Declaration, In, Spec
+from ..dsl.arguments import In
+from ..dsl.declare import Declaration, Spec
 from ..dsl.dtypes import DType, f32
 from . import compiler
 from .plan import ABI_VERSION

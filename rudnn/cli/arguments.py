@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 if TYPE_CHECKING:
     import numpy as np
 
-    from ..dsl.declare import Declaration, In, Param
+    from ..dsl.arguments import In, Param
+    from ..dsl.declare import Declaration
     from ..dsl.dtypes import DType
 
 _SPREAD = {"--input": (".npy",), "--dim": (), "--param": (), "--option": ()}

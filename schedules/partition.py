@@ -7,6 +7,7 @@ kernel of its own; tensors between kernels live in the workspace.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..dsl import forms
@@ -180,10 +181,15 @@ def _joins(graph: Graph, cluster: _Cluster, stage: Stage, kind: str) -> bool:
     return cluster.kind == "topk" and _joins_top_k(cluster, stage)
 
 
-def _blocked(clusters: list[_Cluster], index: int, stage: Stage) -> bool:
-    """Whether `stage` needs something that a cluster after `index` computes."""
-    later = {id(s) for c in clusters[index + 1 :] for s in c.stages}
-    return any(id(t) in later for t in reads(stage.expr))
+def _blocked(clusters: list[_Cluster], index: int, together: Sequence[Stage]) -> bool:
+    """Whether a stage and the sums under it need what a cluster after `index` computes.
+
+    Or what its own does, for a weighted sum: those of one kernel are added up side by side.
+    """
+    late = [s for c in clusters[index + 1 :] for s in c.stages]
+    if isinstance(together[0].expr, WeightedSum):
+        late += [s for s in clusters[index].stages if not isinstance(s.expr, forms.Reduce)]
+    return any(t in late for s in together for t in reads(s.expr))
 
 
 def partition(graph: Graph) -> tuple[Group, ...]:
@@ -194,11 +200,12 @@ def partition(graph: Graph) -> tuple[Group, ...]:
         if _under_score(graph, stage) or _under_weight(graph, stage):
             waiting.append(stage)
             continue
-        kind = _kind(stage)
+        kind, read = _kind(stage), reads(stage.expr)
+        under = [s for s in waiting if s in read]
         fits = (
             c
             for i, c in enumerate(clusters)
-            if not _blocked(clusters, i, stage) and _joins(graph, c, stage, kind)
+            if not _blocked(clusters, i, [stage, *under]) and _joins(graph, c, stage, kind)
         )
         home = next(fits, None)
         if home is None:
@@ -206,8 +213,7 @@ def partition(graph: Graph) -> tuple[Group, ...]:
             clusters.append(home)
         elif _promotes(home, stage, kind):
             home.kind, home.rows = "rows", stage.axes
-        read = reads(stage.expr)
-        home.stages[:0] = [s for s in waiting if s in read and s not in home.stages]
+        home.stages[:0] = [s for s in under if s not in home.stages]
         home.stages.append(stage)
     return tuple(_group(graph, c) for c in clusters)
 

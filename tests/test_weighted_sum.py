@@ -10,7 +10,7 @@ from spirv_kernels import needs_vulkan
 from test_softmax_sum import DTYPES, check
 
 import rudnn
-from rudnn.dsl import In, Out, axes, bool_, f32, op, sum, tanh, weighted_sum
+from rudnn.dsl import In, Out, axes, axis, bool_, f32, op, sum, tanh, tensor, weighted_sum
 from rudnn.dsl.declare import Spec
 from rudnn.dsl.oracle import evaluate
 from rudnn.runtime.compiler import Layouts, schedule
@@ -42,6 +42,21 @@ def no_columns(q: Any = In("N", "D"), k: Any = In("M", "D")) -> Any:
     """A value that does not depend on the column."""
     n, m, d = axes("N", "M", "D")
     return weighted_sum(tanh(sum(q[n, d] * k[m, d], over=d)), 0.5, over=m, where=n >= m)
+
+
+@op(out=(Out("N", "D"), Out("N", "D", name="again")), static=("D",),
+    example={"N": 2, "M": 3, "D": 4})  # fmt: skip
+def one_after_another(q: Any = In("N", "D"), k: Any = In("M", "D")) -> Any:
+    """Weights over the same axes, the second from the first one's sums."""
+    n, m, d = axes("N", "M", "D")
+    c, e = axis("c", k.shape[1]), axis("e", k.shape[1])
+    first = tensor("first", (n, d), 0.0625 * weighted_sum(
+        sum(q[n, c] * k[m, c], over=c), k[m, d], over=m))  # fmt: skip
+    return first, weighted_sum(sum(first[n, e] * k[m, e], over=e), k[m, d], over=m)
+
+
+def test_a_weighted_sum_of_another_was_in_its_kernel_before_that_was_done() -> None:
+    check(one_after_another, {"N": 5, "M": 70, "D": 19}, ("D",))
 
 
 @pytest.mark.parametrize("rows", [0, 1, 5, 70])

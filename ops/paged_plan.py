@@ -153,7 +153,7 @@ class HostPlan:
         """R for `group` query heads to a head of keys: large tiles, as long as they are filled."""
         counts = np.bincount(self.sequence_ids, minlength=1)
         size = 1
-        while 2 * size * group <= _ROWS:
+        while 2 * size * max(group, 1) <= _ROWS:
             tiles = int((-(-counts // (2 * size))).sum())
             if tiles * 2 * size > _PADDING * self.queries:
                 break

@@ -206,6 +206,7 @@ def test_no_queries_no_sequences_no_pages() -> None:
         assert plan.attention(q, k, v, 1.0, True).shape == (0, HEADS, WIDTH)
         new = np.zeros((0, KV_HEADS, WIDTH), np.float32)
         assert plan.append(q[:, :KV_HEADS], new, k, v)[0] is k
+        assert plan.attention(q[:, :0], k, v, 1.0, True).shape == (0, 0, WIDTH)
     q, cache = np.ones((1, 2, 8), np.float32), np.zeros((0, 4, 1, 8), np.float32)
     plan = DevicePlan.upload(HostPlan(4, 0, [[]], [0], [0], [0]), q)
     assert not plan.attention(q, cache, cache, 1.0, False).any()

@@ -37,6 +37,7 @@ from rudnn.runtime.targets.vulkan.spirv import BASELINE, matrix_unit
 from rudnn.runtime.tvm_import import load_tvm
 from rudnn.samples import specialise
 from rudnn.schedules.grid import rules
+from rudnn.schedules.grid.softmax_tiled import TiledSoftmaxSum
 from rudnn.schedules.program import build, groups_of, prepared
 from rudnn.schedules.rule import choose
 
@@ -164,6 +165,13 @@ def test_strategies_choose_kernels() -> None:
     with pytest.raises(AttentionError, match="FlashUnit needs memory and registers for tiles of "
                        "head size 4096, got"):  # fmt: skip
         chosen(attention_op, caps, f16, D=4096, Dv=4096, strategy="FlashUnit")
+
+
+def test_a_thread_has_no_more_keys_than_its_marks_of_masked_ones_have_bits() -> None:
+    caps = replace(cuda.record("sm_80"), subgroup=1, shuffle=False, registers=4096, matrix=())
+    (group,) = groups_of(prepared(specialise(attention_op, None, f32).graph, caps))
+    configs = list(TiledSoftmaxSum().space(group, caps))
+    assert configs and all(c.keys // c.across <= 32 for c in configs)
 
 
 def test_a_strategy_is_part_of_the_key() -> None:

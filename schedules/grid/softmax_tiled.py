@@ -19,6 +19,7 @@ from .nest import GridNest
 
 _OTHER_REGISTERS = 88  # addresses, counters, elements on their way
 _USUAL_REGISTERS = 192  # of a thread of a device that does not say
+_MARKS = 32  # keys of a thread, whose masks are the bits of a number
 # (rows, keys, columns of a part) for matrix units, the larger first.
 _MATRIX = ((64, 64, 64), (64, 32, 32), (32, 32, 32), (16, 32, 32))
 # (rows, keys, threads, chunk) for plain arithmetic, the larger first.
@@ -109,6 +110,7 @@ def _plain(found: Roles, caps: Capability) -> Iterator[FlashConfig]:
             if not caps.shuffle:  # a tree for each row's maximum and sum
                 shared += 4 * 2 * rows * across
             fits = config.threads <= caps.max_threads and shared <= caps.shared_bytes
+            fits = fits and keys // across <= _MARKS
             if fits and _registers(config, len(depths), columns) <= _limit(caps):
                 yield config
 
@@ -125,6 +127,8 @@ def _matrix(found: Roles, unit: MatrixUnit, caps: Capability) -> Iterator[FlashC
         if rows % m or keys % n or keys % k or part % n or not rows <= threads <= caps.max_threads:
             continue
         config = FlashConfig(rows, keys, threads, threads // rows, part, unit=unit.intrinsic)
+        if keys // config.across > _MARKS:
+            continue
         wide = padded(columns, part) // config.across
         registers = wide + max(keys, part) // n * unit.c + unit.a + _OTHER_REGISTERS
         if registers <= _limit(caps) and (

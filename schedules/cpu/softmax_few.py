@@ -89,7 +89,8 @@ class Few(Tiles):
 
     def allocate(self) -> None:
         nest, rows, heads = self.nest, self.rows, self.heads
-        spare = self.config.keys + 2 * self.lanes
+        # Keys are taken some at a time, the last ones past the block.
+        spare = self.config.keys + max(2 * self.lanes, self.config.registers)
         depths = [int(p.depth.extent) for p in self.roles.products]  # type: ignore[arg-type]
         self.queries = [nest.scratch("queries", [heads, rows, d]) for d in depths]
         self.products = [nest.scratch("products", [heads, rows, spare]) for _ in depths]

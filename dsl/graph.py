@@ -42,7 +42,7 @@ class Requirement:
 class Constraint:
     """What a strategy, called `name`, asks of the schedules; "" leaves the choice to them.
 
-    `form` is "tiled", "split" or "materialised", `units` "matrix" or "plain". `error` is raised
+    `form` is "tiled" or "materialised", `units` "matrix" or "plain". `error` is raised
     where a device cannot.
     """
 

@@ -8,8 +8,7 @@ parallel row:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import Any
 
 from ...dsl.expr import Axis, Stage
@@ -45,19 +44,6 @@ class _Plain:
             self._row(env)
         return nest.finish()
 
-    @contextmanager
-    def _over(self, axes: Sequence[Axis], env: dict[Axis, Any]) -> Iterator[tuple[Any, Any]]:
-        """Loops over `axes`; yields the environment and the row-major position."""
-        nest = self.nest
-        with ExitStack() as stack:
-            place: Any = index(0)
-            inside = dict(env)
-            for axis in axes:
-                extent = nest.size(axis.extent)
-                inside[axis] = stack.enter_context(nest.loop("at", extent))
-                place = place * extent + inside[axis]
-            yield inside, place
-
     def _row(self, env: dict[Axis, Any]) -> None:
         from tvm import tirx
 
@@ -67,13 +53,13 @@ class _Plain:
         top, total = nest.registers("top", 2, 1)
         nest.put(top, [0], real(float("-inf")))
         nest.put(total, [0], real(0.0))
-        with self._over(over, env) as (inside, place):
+        with self.nest.points(over, env) as (inside, place):
             nest.put(weights, [place], self._score(inside))
             new, old = weights[place], top[index(0)]
             nest.put(top, [0], tirx.Select(new > old, new, old))
         best = top[index(0)]
         shift = tirx.Select(best == real(float("-inf")), real(0.0), best)
-        with self._over(over, env) as (_, place):
+        with self.nest.points(over, env) as (_, place):
             nest.put(weights, [place], self.math["exp"](weights[place] - shift))
             nest.put(total, [0], total[index(0)] + weights[place])
         self._results(env, weights, total[index(0)], shift)
@@ -88,7 +74,7 @@ class _Plain:
             assert isinstance(node, Reduce)
             (acc,) = nest.registers("sum", 1, 1)
             nest.put(acc, [0], real(0.0))
-            with self._over(node.over, env) as (inside, _):
+            with self.nest.points(node.over, env) as (inside, _):
                 nest.put(acc, [0], acc[index(0)] + nest.real(node.body, inside))
             self.readers[id(stage)] = lambda *_, a=acc: a[index(0)]
         score = nest.real(self.node.score, env)
@@ -109,10 +95,10 @@ class _Plain:
         written = [s for s in self.group.outputs if not isinstance(s.expr, LogSumExp)]
         if not written:
             return
-        with self._over(columns, env) as (here, _):
+        with self.nest.points(columns, env) as (here, _):
             (acc,) = nest.registers("mean", 1, 1)
             nest.put(acc, [0], real(0.0))
-            with self._over(self.node.over, here) as (inside, place):
+            with self.nest.points(self.node.over, here) as (inside, place):
                 self._add(acc, weights[place], inside)
             mean = tirx.Select(empty, real(0.0), acc[index(0)] / total)
             for head in self.heads:

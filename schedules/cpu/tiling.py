@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 from ...dsl.dtypes import DType, f32
@@ -70,6 +70,20 @@ class Tiling(Nest):
         return self.loop("lane", index(width), "vector" if width > 1 else "serial")
 
     @contextmanager
+    def points(
+        self, axes: Sequence[Axis], env: dict[Axis, Tir]
+    ) -> Iterator[tuple[dict[Axis, Tir], Tir]]:
+        """Loops over `axes`; yields `env` with them, and the row-major position."""
+        with ExitStack() as stack:
+            place: Tir = index(0)
+            inside = dict(env)
+            for axis in axes:
+                extent = self.size(axis.extent)
+                inside[axis] = stack.enter_context(self.loop("at", extent))
+                place = place * extent + inside[axis]
+            yield inside, place
+
+    @contextmanager
     def otherwise(self) -> Iterator[None]:
         """The else of the `when` just closed."""
         from tvm import tirx
@@ -114,7 +128,7 @@ class Tiling(Nest):
             yield self.bind("first", done + at), 1
 
     def gathered(self, width: int, value: Callable[[Tir], Tir], dtype: str = "float32") -> Tir:
-        """A register filled lane by lane: what an index vector would need taken apart for."""
+        """A register filled lane by lane, where the lanes' places are no neighbours."""
         (register,) = self.registers("gathered", 1, width, dtype)
         for lane in range(width):
             self.put(register, [lane], value(index(lane)))

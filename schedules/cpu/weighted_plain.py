@@ -8,8 +8,7 @@ parallel row:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import Any
 
 from ...dsl.expr import Axis
@@ -42,19 +41,6 @@ class _Plain:
             at = nest.unflatten(r, extents)
             self._row({a: nest.opaque("at", i) for a, i in zip(rows, at, strict=True)})
 
-    @contextmanager
-    def _over(self, axes: Sequence[Axis], env: dict[Axis, Any]) -> Iterator[tuple[Any, Any]]:
-        """Loops over `axes`; yields the environment and the row-major position."""
-        nest = self.nest
-        with ExitStack() as stack:
-            place: Any = index(0)
-            inside = dict(env)
-            for axis in axes:
-                extent = nest.size(axis.extent)
-                inside[axis] = stack.enter_context(nest.loop("at", extent))
-                place = place * extent + inside[axis]
-            yield inside, place
-
     def _row(self, env: dict[Axis, Any]) -> None:
         from tvm import tirx
 
@@ -63,15 +49,15 @@ class _Plain:
         totals = nest.scratch("totals", [tirx.max(count, index(1))])
         with nest.loop("column", count) as c:
             nest.put(totals, [c], real(0.0))
-        with self._over(self.node.over, env) as (inside, _), ExitStack() as stack:
+        with self.nest.points(self.node.over, env) as (inside, _), ExitStack() as stack:
             if self.node.where is not None:
                 stack.enter_context(nest.when(nest.value(self.node.where, inside)))
             weight = self._weight(inside)
-            with self._over(columns, inside) as (here, place):
+            with self.nest.points(columns, inside) as (here, place):
                 term = weight * nest.real(self.node.value, here)
                 nest.put(totals, [place], totals[place] + term)
         result = self.sum.result
-        with self._over(columns, env) as (here, place):
+        with self.nest.points(columns, env) as (here, place):
             total = totals[place]
             self.readers[id(self.sum.stage)] = lambda *_: total
             value = nest.value(result.expr, here) if is_map(result) else total
@@ -85,7 +71,7 @@ class _Plain:
             assert isinstance(node, Reduce)
             (acc,) = nest.registers("sum", 1, 1)
             nest.put(acc, [0], real(0.0))
-            with self._over(node.over, env) as (inside, _), ExitStack() as stack:
+            with self.nest.points(node.over, env) as (inside, _), ExitStack() as stack:
                 if node.where is not None:
                     stack.enter_context(nest.when(nest.value(node.where, inside)))
                 nest.put(acc, [0], acc[index(0)] + nest.real(node.body, inside))

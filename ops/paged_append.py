@@ -51,6 +51,15 @@ def _measured() -> int:
 ALONE = _measured()
 
 
+def _held() -> int:
+    array = object()
+    return sys.getrefcount(array)
+
+
+# The same in the function whose variable it is: from Python 3.14 on the argument is not counted.
+_HELD = _held()
+
+
 def is_shared(array: Any, references: int) -> bool:
     """Whether anything but one variable of a caller's looks at an array's memory.
 
@@ -81,4 +90,4 @@ def _seen_by_others(array: Array) -> bool:
         root = root.base
     if not isinstance(root, np.ndarray) or not (root.base is None or owns_memory(root.base)):
         return True
-    return sys.getrefcount(root) > 3  # the view's, the variable's, the argument
+    return sys.getrefcount(root) > _HELD + 1  # the view's

@@ -21,9 +21,12 @@ Lengths = Any  # an array of integers, a sequence of them, or for one sample one
 
 
 def _whole(name: str, given: Any) -> Array:
-    """`given` as host integers."""
+    """`given` as host integers. Raises CtcError."""
     if isinstance(given, (int, Sequence)):
-        found = np.asarray(given)
+        try:
+            found = np.asarray(given)
+        except ValueError:
+            raise CtcError(f"needs {name} in rows of one length, got others") from None
         found = found.astype(np.int64) if not found.size else found
     else:
         found = kind_of(given, name).numpy(given)

@@ -229,6 +229,7 @@ REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
     ({"targets": [[-1, 2]]}, "targets in 0 … 6, got -1"),
     ({"targets": [[0, 2]]}, "targets without the blank, got 0"),
     ({"targets": [[1.0, 2.0]]}, "targets of integers, got float64"),
+    ({"targets": [[1, 2], [3]]}, "targets in rows of one length, got others"),
     ({"targets": [[1, 2], [1, 2]]}, "targets of 1 samples, got 2"),
     ({"targets": [1, 2, 3]}, "2 concatenated targets, got 3"),
     ({"targets": [[[1, 2]]]}, r"targets of shape \[N, S\], or concatenated, got \[1, 1, 2\]"),

@@ -59,7 +59,9 @@ class SplitWorkspace:
         self.splits = _splits(splits)
         _depth("value_dim", value_dim, _DEPTH)
         self.shape = (int(queries), int(heads), int(value_dim))
-        self._bytes = 4 * queries * splits * heads * (value_dim + 1)
+        # Python's numbers from here on: those of NumPy overflow.
+        queries, heads, value_dim = self.shape
+        self._bytes = 4 * queries * self.splits * heads * (value_dim + 1)
         if self._bytes > WORKSPACE_BYTES:
             told = ", ".join(f"{n}={s}" for n, s in sizes.items())
             raise WorkspaceError(
@@ -67,8 +69,8 @@ class SplitWorkspace:
                 f"for {told}, splits={splits}"
             )
         self.place = Place(q, "q")
-        self._mean = self.place.empty((queries, splits, heads, value_dim), f32)
-        self._lse = self.place.empty((queries, splits, heads), f32)
+        self._mean = self.place.empty((queries, self.splits, heads, value_dim), f32)
+        self._lse = self.place.empty((queries, self.splits, heads), f32)
 
     def bytes(self) -> int:
         """What it holds."""

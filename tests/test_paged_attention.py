@@ -364,6 +364,8 @@ def test_workspaces_say_their_size_and_are_for_one_shape() -> None:
         refused("needs splits in 2 … 32, got", lambda: SplitWorkspace(q, 6, HEADS, WIDTH, splits))  # noqa: B023
     with pytest.raises(WorkspaceError, match="at most 67108864 bytes, got 169082880 for queries="):
         SplitWorkspace(q, 320, 32, 128, 32)
+    with pytest.raises(WorkspaceError, match="got 4398046511104 for queries=1048576, heads=256"):
+        SplitWorkspace(q, *np.array([2**20, 256, 127], np.int32), 32)  # no such number in int32
     plan = DevicePlan.upload(s.host(), q)
     space = SplitWorkspace(q, 6, HEADS, WIDTH + 1, 2)
     refused(r"needs a workspace for \[queries, heads, value_dim\] = \[6, 6, 20\], got \[6, 6, 21\]",

@@ -49,6 +49,7 @@ def grouped() -> Any:
 
 
 def capped_by(softcap: Any) -> None:
+    """The contract of a soft cap."""
     require(finite(softcap) & (softcap > 0), "softcap finite and > 0", softcap=softcap)
 
 

@@ -1,8 +1,9 @@
 """Partition: which stages share a kernel.
 
 Decided by patterns alone: a row reduction takes along the pointwise work over the same rows, a
-contraction or a softmax_sum takes its pointwise consumer as an epilogue. What is left is a
-kernel of its own; tensors between kernels live in the workspace.
+contraction or a softmax_sum takes its pointwise consumer as an epilogue, weighted sums over the
+same axes that do not need each other go together. What is left is a kernel of its own; tensors
+between kernels live in the workspace.
 """
 
 from __future__ import annotations

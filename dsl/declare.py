@@ -106,8 +106,8 @@ class Declaration:
         for spec in self.inputs.values():
             names |= dict.fromkeys(d for d in spec.dims if not d.isdigit())
         for key in self.example:
-            star = f"*{key}"
-            if key not in names and star not in names:
+            star, number = f"*{key}", key in self.params or key in self.options
+            if key not in names and star not in names and not number:
                 names[key] = None
         return tuple(names)
 

@@ -74,6 +74,8 @@ def is_shared(array: Any, references: int) -> bool:
         return in_use or _seen_by_others(array._array)
     import torch
 
+    if not array.untyped_storage().resizable():  # memory that torch has from elsewhere
+        return True
     count = getattr(torch._C, "_storage_Use_Count", None)
     if count is None:
         return True

@@ -409,8 +409,7 @@ def test_append_copies_what_others_look_at(kind: str, how: str) -> None:
     import torch
 
     def made(array: Array) -> Any:
-        return {"numpy": np.copy, "torch": torch.from_numpy, "rudnn": rudnn.tensor}[kind](
-            array.copy() if kind == "torch" else array)  # fmt: skip
+        return {"numpy": np.copy, "torch": torch.tensor, "rudnn": rudnn.tensor}[kind](array)
 
     s = Schedule(*APPENDED)
     k, v, keys, values = fresh(s)
@@ -430,6 +429,20 @@ def test_append_copies_what_others_look_at(kind: str, how: str) -> None:
         assert got[0] is not cache
         np.testing.assert_array_equal(np.asarray(cache), before)
     del other_key
+
+
+def test_append_copies_what_torch_has_from_numpy() -> None:
+    """The array behind the tensor was written."""
+    import torch
+
+    s = Schedule(*APPENDED)
+    k, v, keys, values = fresh(s)
+    before, want = keys.copy(), appended(s, k, v, (keys, values))
+    given = [torch.from_numpy(a) for a in (k, v, keys, values)]
+    plan = DevicePlan.upload(s.host(), given[0])
+    got = plan.append(*given)
+    np.testing.assert_array_equal(got[0].numpy(), want[0])
+    np.testing.assert_array_equal(keys, before)
 
 
 def test_append_of_read_only_memory_copies() -> None:

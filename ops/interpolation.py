@@ -146,10 +146,9 @@ class _Side:
     def most_users(self) -> Any:
         """At least the number of places that read one element."""
         taps = 1 if self.mode in _NEAREST else 2 * self.reach
-        if self.align:
+        if self.align:  # of one element, all places: the bound is above their number
             between = maximum(self.size - 1, 1)
             bound = (taps * maximum(self.count - 1, 1) + between - 1) // between + 2
-            bound = where(self.size == 1, self.count, bound)
         else:
             bound = (taps * (self.count + 1) + self.size - 1) // self.size + 2
         return minimum(bound, self.count)

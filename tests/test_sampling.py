@@ -131,6 +131,15 @@ def test_one_aligned_place_gives_element_0_the_gradient() -> None:
     close(grad, want)
 
 
+def test_the_aligned_gradient_of_a_single_row_or_column() -> None:
+    """It once divided by size − 1 = 0, which ended the process."""
+    for own, size in (((1, 5), (3, 2)), ((5, 1), (1, 4)), ((1, 1), (3, 1))):
+        ours, theirs = normal(2, 2, *own).requires_grad_(), normal(2, 2, *own).requires_grad_()
+        interpolate(ours, size, mode="bilinear", align_corners=True).sum().backward()
+        F.interpolate(theirs, size, mode="bilinear", align_corners=True).sum().backward()
+        close(ours.grad, theirs.grad, 1e-5)
+
+
 def sinc_window(size: int, count: int) -> np.ndarray[Any, Any]:
     """[count, size]: sinc(z) · sinc(z/3) by NumPy, rows that sum to 1."""
     z = np.arange(size)[None, :] - ((np.arange(count)[:, None] + 0.5) * size / count - 0.5)

@@ -78,6 +78,11 @@ def make_plan(declaration: Declaration, args: Arguments) -> CallPlan:
         for t, below in bound.graph.index_checks
     )
     kind, like = next((k, a) for k, a in zip(args.kinds, args.arrays, strict=True) if k is not None)
+    for name, shape, dtype in bound.results:
+        if elements(shape) * dtype.bytes >= 2**63:
+            raise declaration.error(
+                f"{declaration.name} needs {name} of fewer than 2⁶³ bytes, got shape {list(shape)}"
+            )
     results = tuple((n, shape, kind.native(dtype, like)) for n, shape, dtype in bound.results)
     if len(args.outs) > len(results):
         raise declaration.error(

@@ -162,3 +162,10 @@ def test_more_results_than_there_are_is_refused() -> None:
     with pytest.raises(RudnnError, match="one dtype"):
         packed = rudnn.nn.PackedWeight(np.ones((5, 4), np.float32))
         rudnn.nn.linear(np.ones((2, 4), np.float16), packed)
+
+
+@pytest.mark.parametrize("size", [2**40, 2**70])
+def test_a_result_past_any_memory_is_refused(size: int) -> None:
+    """Its strides do not fit 64 bits: `struct.error` came out."""
+    with pytest.raises(RudnnError, match="bytes|64 bits"):
+        rudnn.interpolation.interpolate(np.ones((1, 3, 4, 4), np.float32), size)

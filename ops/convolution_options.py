@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..dsl.errors import ConvError, require_host
+from . import spatial
 
 Numbers = int | Sequence[int]
 Padding = int | str | Sequence[int] | Sequence[tuple[int, int]]
@@ -103,16 +103,7 @@ def along(name: str, values: Sequence[int], missing: int) -> dict[str, int]:
 
 def numbers(name: str, given: Any, rank: int, least: int) -> tuple[int, ...]:
     """One number for all spatial dims, or one for each, as `rank` numbers ≥ `least`."""
-    items = tuple(given) if isinstance(given, Sequence) and not isinstance(given, str) else (given,)
-    items = items * rank if len(items) == 1 else items
-    try:
-        made = tuple(-1 if isinstance(i, bool) else operator.index(i) for i in items)
-    except TypeError:
-        made = ()
-    require_host(len(made) == rank and all(i >= least for i in made),
-                 f"{name} of {rank} {'number' if rank == 1 else 'numbers'} ≥ {least}", repr(given),
-                 ConvError)  # fmt: skip
-    return made
+    return spatial.numbers(name, given, rank, least, ConvError, below=spatial.LIMIT)
 
 
 def _padding(given: Any, kernel: tuple[int, ...], stride: tuple[int, ...],

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..dsl.errors import PoolingError, require_host
 from . import pooling, pooling_adaptive
-from .spatial import Numbers, along, is_tracked, lifted, lowered, numbers, spatial_rank
+from .spatial import LIMIT, Numbers, along, is_tracked, lifted, lowered, numbers, spatial_rank
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,12 @@ def _window(
     dilation: Numbers = 1,
 ) -> _Window:  # fmt: skip
     """The window, one spatial dim filled up to two. Raises PoolingError."""
-    kernel = numbers("kernel_size", kernel_size, rank, 1, PoolingError)
-    step = kernel if stride is None else numbers("stride", stride, rank, 1, PoolingError)
-    margin = numbers("padding", padding, rank, 0, PoolingError)
-    spread = numbers("dilation", dilation, rank, 1, PoolingError)
+    kernel = numbers("kernel_size", kernel_size, rank, 1, PoolingError, below=LIMIT)
+    step = (
+        kernel if stride is None else numbers("stride", stride, rank, 1, PoolingError, below=LIMIT)
+    )
+    margin = numbers("padding", padding, rank, 0, PoolingError, below=LIMIT)
+    spread = numbers("dilation", dilation, rank, 1, PoolingError, below=LIMIT)
     for k, p in zip(kernel, margin, strict=True):
         require_host(2 * p <= k, "padding of at most half the kernel",
                      f"padding={p}, kernel_size={k}", PoolingError)  # fmt: skip

@@ -14,6 +14,7 @@ from ..dsl.errors import RudnnError, require_host
 from ..runtime.arrays import kind_of
 
 Numbers = int | Sequence[int]
+LIMIT = 2**31  # of numbers that are compiled in
 
 
 def spatial_rank(x: Any, arguments: Sequence[Any], error: type[RudnnError]) -> int:
@@ -30,18 +31,24 @@ def spatial_rank(x: Any, arguments: Sequence[Any], error: type[RudnnError]) -> i
 
 
 def numbers(
-    name: str, given: Any, rank: int, least: int, error: type[RudnnError]
+    name: str,
+    given: Any,
+    rank: int,
+    least: int,
+    error: type[RudnnError],
+    below: int = 2**63,
 ) -> tuple[int, ...]:
     """`given`, one number for all spatial dims or one for each, as `rank` numbers ≥ `least`."""
-    items = tuple(given) if isinstance(given, Sequence) else (given,)
+    items = tuple(given) if isinstance(given, Sequence) and not isinstance(given, str) else (given,)
     items = items * rank if len(items) == 1 else items
     try:
         made = tuple(-1 if isinstance(i, bool) else operator.index(i) for i in items)
     except TypeError:
         made = ()
-    require_host(len(made) == rank and all(i >= least for i in made),
-                 f"{name} of {rank} {'number' if rank == 1 else 'numbers'} ≥ {least}", repr(given),
-                 error)  # fmt: skip
+    limit = f" and < {below}" if below < 2**63 else ""
+    require_host(len(made) == rank and all(least <= i < below for i in made),
+                 f"{name} of {rank} {'number' if rank == 1 else 'numbers'} ≥ {least}{limit}",
+                 repr(given), error)  # fmt: skip
     return made
 
 

@@ -323,6 +323,7 @@ REFUSED: dict[str, tuple[tuple[int, ...], tuple[int, ...], ConvOptions, str]] = 
     "groups": (X, (5, 4, 3, 3), ConvOptions(groups=2), "O divisible by groups"),
     "no groups": (X, WEIGHT, ConvOptions(groups=0), "groups of 1 number ≥ 1"),
     "stride": (X, WEIGHT, ConvOptions(stride=0), "stride of 2 numbers ≥ 1"),
+    "great stride": (X, WEIGHT, ConvOptions(stride=2**32), "stride of 2 numbers ≥ 1 and < 2147483"),
     "strides": (X, WEIGHT, ConvOptions(stride=(1, 1, 1)), "stride of 2 numbers"),
     "dilation": (X, WEIGHT, ConvOptions(dilation=-1), "dilation of 2 numbers ≥ 1"),
     "padding": (X, WEIGHT, ConvOptions(padding=-1), "padding of 2 numbers ≥ 0"),

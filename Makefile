@@ -29,7 +29,7 @@ SUBPACKAGES := $(patsubst %/__init__.py,%,$(wildcard dsl/__init__.py ops/__init_
 dev: build/editable.stamp
 
 test: dev
-	$(BIN)/pytest -q -n $(JOBS) $(ARGS)
+	$(BIN)/pytest -q -n $(JOBS) --dist worksteal $(ARGS)
 
 lint: dev
 	$(BIN)/ruff check .

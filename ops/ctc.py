@@ -163,7 +163,7 @@ def ctc_loss_backward(
 
     NaN in the frames of a sample that has no alignment, or 0 with zero_infinity. Each class is
     summed in the order of the states. grad [N] f32, the others as `ctc_loss` takes them →
-    [T, N, C] as log_probs. Raises CtcError.
+    [T, N, C] in log_probs' dtype: f32, f16 or bf16. Raises CtcError.
     """
     lattice = _Lattice(log_probs, targets, input_lengths, target_lengths, blank)
     n, (t, c) = lattice.n, axes("T", "C")

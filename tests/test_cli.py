@@ -24,16 +24,7 @@ ROOT = Path(__file__).parents[1]
 SWISH = f"{ROOT / 'examples' / 'swish_gate.py'}:swish_gate"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory) -> None:
-    """A cache of this file's own: `clear` is among the commands."""
-    from rudnn.runtime import compiler
-    from rudnn.runtime.cache import DiskCache
-
-    previous = compiler.disk_cache()
-    compiler._DISK = DiskCache(tmp_path_factory.mktemp("cache"))
-    yield
-    compiler._DISK = previous
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def said(capsys, *words: object, code: int = 0) -> str:

@@ -347,6 +347,7 @@ def test_bf16_rounds_to_nearest_even_and_keeps_nan() -> None:
     np.testing.assert_array_equal(got[~nan].view(np.uint16), want[~nan].view(np.uint16))
 
 
+@pytest.mark.usefixtures("own_cache")
 def test_one_thread_waits_while_another_compiles(monkeypatch) -> None:
     built = []
     build = compiler.build
@@ -361,6 +362,7 @@ def test_one_thread_waits_while_another_compiles(monkeypatch) -> None:
     assert len(built) == 1
 
 
+@pytest.mark.usefixtures("own_cache")
 def test_kernels_stay_in_memory_when_the_disk_cache_is_cleared(monkeypatch) -> None:
     x = np.random.default_rng(8).standard_normal((3, 29), np.float32)
     want = softmax(x)

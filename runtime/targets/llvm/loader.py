@@ -19,6 +19,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import shutil
 import tempfile
 import threading
 import uuid
@@ -151,13 +152,22 @@ def build(module: Any, folder: Path, cache: DiskCache) -> Path:
     if out.suffix == ".ll":
         out.write_text(module.inspect_source("ll"))
         return out
-    kernel = toolchain.build_runtime(cache).file(toolchain.KERNEL_OBJECT)
-    compiled = folder / f"{uuid.uuid4().hex}.o"
+    compiled, kernel = (folder / f"{uuid.uuid4().hex}.o" for _ in range(2))
     try:
         module.write_to_file(str(compiled), "o")
+        _copy_kernel_object(cache, kernel)
         return toolchain.link([compiled, kernel], out)
     finally:
-        compiled.unlink(missing_ok=True)
+        for path in (compiled, kernel):
+            path.unlink(missing_ok=True)
+
+
+def _copy_kernel_object(cache: DiskCache, to: Path) -> None:
+    """The runtime's part of a kernel, which another process that clears the cache cannot take."""
+    try:
+        shutil.copyfile(toolchain.build_runtime(cache).file(toolchain.KERNEL_OBJECT), to)
+    except FileNotFoundError:
+        shutil.copyfile(toolchain.build_runtime(cache).file(toolchain.KERNEL_OBJECT), to)
 
 
 def load(path: Path, entry: str, cache: DiskCache | None = None) -> Kernel:

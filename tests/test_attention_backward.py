@@ -190,7 +190,7 @@ def test_a_bias_of_another_shape_is_refused() -> None:
 
 
 def test_the_same_bits_again_and_for_heads_alone() -> None:
-    """What one task adds up does not depend on the others, nor on how many threads there are."""
+    """What one task adds up does not depend on the others."""
     arrays = inputs(Case(), (2, 4, 2, 150, 260), (33, 17), np.float32)
     known, first = solved(arrays, AttentionOptions())
     for _ in range(3):

@@ -38,14 +38,17 @@ def numbers(
     error: type[RudnnError],
     below: int = 2**63,
 ) -> tuple[int, ...]:
-    """`given`, one number for all spatial dims or one for each, as `rank` numbers ≥ `least`."""
+    """`given`, one number for all spatial dims or one for each, as `rank` numbers ≥ `least`.
+
+    Raises `error` for what is not; `below` is a power of two.
+    """
     items = tuple(given) if isinstance(given, Sequence) and not isinstance(given, str) else (given,)
     items = items * rank if len(items) == 1 else items
     try:
         made = tuple(-1 if isinstance(i, bool) else operator.index(i) for i in items)
     except TypeError:
         made = ()
-    limit = f" and < {below}" if below < 2**63 else ""
+    limit = f" and < 2**{below.bit_length() - 1}" if any(i >= below for i in made) else ""
     require_host(len(made) == rank and all(least <= i < below for i in made),
                  f"{name} of {rank} {'number' if rank == 1 else 'numbers'} ≥ {least}{limit}",
                  repr(given), error)  # fmt: skip

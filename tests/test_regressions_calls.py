@@ -164,8 +164,8 @@ def test_more_results_than_there_are_is_refused() -> None:
         rudnn.nn.linear(np.ones((2, 4), np.float16), packed)
 
 
-@pytest.mark.parametrize("size", [2**40, 2**70])
-def test_a_result_past_any_memory_is_refused(size: int) -> None:
+@pytest.mark.parametrize(("size", "needed"), [(2**40, "bytes"), (2**70, r"< 2\*\*63")])
+def test_a_result_past_any_memory_is_refused(size: int, needed: str) -> None:
     """Its strides do not fit 64 bits: `struct.error` came out."""
-    with pytest.raises(RudnnError, match="bytes|64 bits"):
+    with pytest.raises(RudnnError, match=needed):
         rudnn.interpolation.interpolate(np.ones((1, 3, 4, 4), np.float32), size)

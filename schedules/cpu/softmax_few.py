@@ -187,7 +187,7 @@ class Few(Tiles):
     def _products(self, factor: Any, queries: Any, result: Any) -> None:
         """result[head, row, key] = Σ_d keys[key, d] · queries[row, d], some keys at a time."""
         nest = self.nest
-        at_once = max(1, self.config.registers // self.rows)
+        at_once = self._at_once(1)
         with nest.loop("tile", ceil_div(self.length, at_once)) as t:
             places = [t * index(at_once) + index(u) for u in range(at_once)]
             places = [nest.bind("at", p) for p in places]
@@ -202,7 +202,7 @@ class Few(Tiles):
         """Registers whose lanes sum up to the product of a key and a row, by their numbers."""
         nest = self.nest
         _, key, depth = factor
-        pairs = [(u, r) for u in range(len(held)) for r in range(self.rows)]
+        pairs = [(u, r) for r in range(self.rows) for u in range(len(held))]
         acc = dict(zip(pairs, nest.registers("acc", len(pairs), self.lanes), strict=True))
         loaded = nest.registers("key_part", len(held), self.lanes)
         for p in pairs:
@@ -220,6 +220,10 @@ class Few(Tiles):
 
         nest.strip(int(depth.extent), self.lanes, term)
         return acc
+
+    def _at_once(self, others: int) -> int:
+        """How many vectors fit registers with an accumulator for each row and `others`."""
+        return max(1, (self.config.registers - others) // (self.rows + 1))
 
     def _fold(self, acc: Any) -> None:
         """acc[0] = the sum of its lanes, halves onto halves."""
@@ -337,7 +341,8 @@ class Few(Tiles):
     def _add(self) -> None:
         """sums += Σ_key weights · values."""
         nest = self.nest
-        wide = max(1, self.config.registers // self.rows) * self.lanes
+        # The weights of all rows are the same for every strip: they stay in registers.
+        wide = self._at_once(self.rows) * self.lanes
         strips, rest = divmod(self.columns, wide)
         with nest.loop("group", ceil_div(self.length, KEYS_AT_ONCE)) as g:
             places = [nest.bind("at", g * index(KEYS_AT_ONCE) + index(u))

@@ -15,7 +15,7 @@ from ..softmax import Roles, rejection, roles
 
 TILE_BYTES = 128 * 1024
 MAX_DEPTH = 1024
-FEW_ROWS, FEW_KEYS = 8, 32
+FEW_ROWS, FEW_KEYS = 8, 64
 
 
 @dataclass(frozen=True)

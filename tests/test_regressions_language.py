@@ -8,18 +8,35 @@ import numpy as np
 import pytest
 
 import rudnn  # noqa: F401  makes declarations callable
-from rudnn.dsl import In, Out, axes, axis, bool_, f32, log_sum_exp, op, softmax_sum, tensor, where
+from rudnn.dsl import (
+    In,
+    Out,
+    Param,
+    axes,
+    axis,
+    bool_,
+    exp,
+    f32,
+    log_sum_exp,
+    op,
+    sinpi,
+    softmax_sum,
+    tanh,
+    tensor,
+    where,
+)
 from rudnn.dsl import max as greatest
 from rudnn.dsl import min as least
 from rudnn.dsl import sum as total
 from rudnn.dsl.canonical import canonicalise
 from rudnn.dsl.declare import Declaration, Spec
-from rudnn.dsl.dtypes import DType, i32, i64, u8, u16, u32, u64
+from rudnn.dsl.dtypes import DType, f16, i32, i64, u8, u16, u32, u64
 from rudnn.dsl.errors import DeclarationError
 from rudnn.dsl.expr import Form
 from rudnn.dsl.forms import argmax
 from rudnn.dsl.graph import Graph, Names
-from rudnn.runtime.compiler import Layouts, schedule
+from rudnn.runtime.compiler import Layouts, build, schedule
+from rudnn.runtime.targets.cuda import toolkit
 from rudnn.schedules.cpu.softmax_block import sums_tile
 from rudnn.schedules.emit import Emitter
 from rudnn.schedules.group import Group
@@ -29,9 +46,9 @@ Array = Any
 UNSIGNED = (u8, u16, u32, u64)
 
 
-def _graph(declaration: Declaration, **static: int) -> Graph:
-    """A specialisation with f32 wherever the declaration leaves the dtype open."""
-    dtypes = {n: i.dtype if isinstance(i.dtype, DType) else f32
+def _graph(declaration: Declaration, dtype: DType = f32, **static: int) -> Graph:
+    """A specialisation with `dtype` wherever the declaration leaves it open."""
+    dtypes = {n: i.dtype if isinstance(i.dtype, DType) else dtype
               for n, i in declaration.inputs.items()}  # fmt: skip
     return declaration.trace(Spec(tuple(dtypes.items()), (), tuple(static.items())))
 
@@ -291,3 +308,35 @@ def test_pointwise_work_after_a_log_sum_exp_alone_saw_the_mean() -> None:
     query, key = (random.standard_normal((n, 8), np.float32) for n in (5, 7))
     want = -np.log(np.exp(query.astype(np.float64) @ key.T).sum(1))
     np.testing.assert_allclose(free_energy(query, key), want, rtol=1e-6)
+
+
+@op(out=Out("N"), example={"N": 1000})
+def nested(x: Any = In("N")) -> Any:
+    """Each function's result is used several times in the next."""
+    return tanh(sinpi(exp(tanh(x[axes("N")]))))
+
+
+def test_functions_of_functions_compile() -> None:
+    """`exp(tanh(x))` took 18 s on the CPU, three functions minutes: TVM wrote out all names."""
+    x = np.linspace(-3, 3, 1001, dtype=np.float32)
+    wide = x.astype(np.float64)
+    expected = np.tanh(np.sin(np.pi * np.exp(np.tanh(wide))))
+    assert np.abs(nested(x) - expected).max() < 2e-6
+
+
+@op(out=Out("int", "new"), example={"int": 40, "new": 33})
+def signed(
+    new: Any = In("int", "new"), half: Any = In("new"), *, double: Any = Param(1.0),
+    this: Any = Param(2.0),
+) -> Any:  # fmt: skip
+    """Words of C++ as names of everything."""
+    i, j = axes("int", "new")
+    row = tensor("operator", (i,), total(new[i, j], over=j))
+    return sinpi(new[i, j]) * double + half[j] * this + row[i]
+
+
+@pytest.mark.skipif(toolkit.find_nvrtc() is None, reason="needs pip install 'rudnn[cuda]'")
+@pytest.mark.parametrize("dtype", [f32, f16])
+def test_words_of_c_are_names_for_cuda(dtype: DType) -> None:
+    """NVRTC refused a dim called `new`, and `sinpi` itself for a variable called `signed`."""
+    assert build(_graph(signed, dtype), Layouts(frozenset()), "cuda:sm_80", "signed").files

@@ -428,6 +428,7 @@ def test_settings_are_told_apart_by_type() -> None:
 def test_interrupted_call_leaves_the_process_usable(tmp_path) -> None:
     done = python("""
         import os, signal, sys, numpy as np, rudnn
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs of a shell may ignore it
         sent = []
         def at_import(event, args):  # in the midst of TVM's import, where it has to wait
             if event == "import" and args[0].startswith("tvm.") and not sent:

@@ -14,8 +14,8 @@ C_TYPES = {
 _NOTES = {
     "float16": "IEEE half, as bits", "bfloat16": "bfloat16, as bits", "bool": "bool, 0 or 1",
 }  # fmt: skip
-# Words of C and C++, and names that the generated code uses itself.
-_RESERVED = frozenset({
+# What C and C++ take for no name.
+C_WORDS = frozenset({
     "alignas", "alignof", "and", "asm", "auto", "bool", "break", "case", "catch", "char", "class",
     "const", "constexpr", "continue", "decltype", "default", "delete", "do", "double",
     "dynamic_cast", "else", "enum", "explicit", "export", "extern", "false", "float", "for",
@@ -23,9 +23,11 @@ _RESERVED = frozenset({
     "not", "nullptr", "operator", "or", "private", "protected", "public", "register", "restrict",
     "return", "short", "signed", "sizeof", "static", "struct", "switch", "template", "this",
     "throw", "true", "try", "typedef", "typeid", "typename", "typeof", "union", "unsigned",
-    "using", "virtual", "void", "volatile", "wchar_t", "while", "xor", "main", "NULL", "NAN",
-    "INFINITY", "workspace", "argc", "argv", "folder", "i", "status", "used",
+    "using", "virtual", "void", "volatile", "wchar_t", "while", "xor",
 })  # fmt: skip
+# Names that the generated code uses itself.
+_RESERVED = C_WORDS | {"main", "NULL", "NAN", "INFINITY", "workspace", "argc", "argv", "folder",
+                       "i", "status", "used"}  # fmt: skip
 
 
 class Names:

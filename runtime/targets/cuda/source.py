@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ....dsl.errors import CompileError
+from ...embed.header import C_WORDS
 from ...locks import fork_safe_lock
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ _LEAST_INT = re.compile(r"-2147483648(?![\w.])")  # in C the negative of a long
 _VECTOR_STORE = re.compile(
     r"^( *)\*\((float[24]|uint[24])\*\)\((\w+_data \+ .*)\) = (\*\(\2\*\)\(.*\));$", re.M
 )
+# Besides words of C++: what TVM's code calls by these names.
+_WORDS = C_WORDS | {"half", "half2", "uint", "min", "max", "abs"}
 _CALLBACK = "tvm_callback_cuda_compile"
 _LOCK = fork_safe_lock()  # of the callback, which is the process's
 
@@ -40,7 +43,7 @@ def generate(functions: Sequence[DeviceFunction], target: Any) -> str:
     import tvm
     from tvm import tirx
 
-    module = tvm.IRModule({f.name: f.function for f in functions})
+    module = tvm.IRModule({f.name: _renamed(f.function) for f in functions})
     try:
         module = tirx.transform.LowerIntrin()(module)
         with _without_compiling():
@@ -51,6 +54,27 @@ def generate(functions: Sequence[DeviceFunction], target: Any) -> str:
     text = _LEAST_INT.sub("(-2147483647 - 1)", text)
     text = _VECTOR_STORE.sub(r"\1__stwb((\2*)(\3), \4);", text)
     return f"{PRELUDE.read_text('utf-8')}\n{text}" if _CALLS.search(text) else text
+
+
+def _renamed(function: Any) -> Any:
+    """`function` with other names for variables that are called by a word of C++."""
+    import tvm_ffi
+    from tvm import tirx
+    from tvm.ir import Var
+
+    renamed: dict[int, Any] = {}
+
+    def rename(var: Var, _: Any = None) -> Any:
+        if var.name not in _WORDS:
+            return var
+        key = int(var.__chandle__())
+        if key not in renamed:
+            renamed[key] = tirx.Var(f"{var.name}_", var.ty)
+        return renamed[key]
+
+    params = [rename(p) for p in function.params]
+    body = tvm_ffi.structural_map(function.body, (), (Var, rename))
+    return tirx.PrimFunc(params, body, function.ret_type, function.attrs)
 
 
 @contextmanager

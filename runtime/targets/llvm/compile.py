@@ -15,7 +15,8 @@ from ....dsl.host import identifier, source
 from ....dsl.lower import Lowering, storage
 from ....schedules.program import Program
 from ...arguments import argument_slots, work
-from ...indices import truncate_divisions
+from ...indices import name_divisions, truncate_divisions
+from ...names import hide_values
 from ...plan import LaunchPlan, Slot
 from .guards import split_vector_guards
 
@@ -31,8 +32,9 @@ def lower(program: Program, entry: str, target: Any) -> tuple[Any, LaunchPlan]:
         module = _loop_passes(target, kernel.function)(tvm.IRModule({"main": kernel.function}))
         bodies.append(module["main"])
     slots = argument_slots(program)
-    function = truncate_divisions(_entry(program, bodies, slots), program.dims.values())
-    function = function.with_attr("global_symbol", entry)
+    function, naturals = _entry(program, bodies, slots)
+    function = truncate_divisions(function, (*program.dims.values(), *naturals))
+    function = _hide_values(function.with_attr("global_symbol", entry))
     module = _final_passes()(tvm.IRModule({entry: function.with_attr("target", target)}))
     kernels = tuple((k.name, k.rule, repr(k.config)) for k in program.kernels)
     plan = LaunchPlan(
@@ -49,6 +51,25 @@ def build(module: Any, target: Any) -> Any:
         return tvm.get_global_func("target.build.llvm")(module, target)
     except Exception as error:  # TVM raises several kinds here
         raise CompileError(f"LLVM refused the kernel: {error}") from error
+
+
+def _hide_values(function: Any) -> Any:
+    """`function` without names in expressions, and what writes their cells defined in LLVM IR."""
+    from tvm import tirx
+    from tvm.ir import StringImm
+
+    hidden, keepers = hide_values(function, statements=False)
+    if not keepers:
+        return function
+    text = "".join(
+        f"define internal {kind} @{name}(ptr %cell, {kind} %value) alwaysinline {{\n"
+        f"  store {kind} %value, ptr %cell\n  ret {kind} %value\n}}\n"
+        for name, kind in keepers.items()
+    )
+    body = tirx.AttrStmt(
+        tirx.IntImm("int32", 0), "pragma_import_llvm", StringImm(text), hidden.body
+    )
+    return tirx.PrimFunc(hidden.params, body, hidden.ret_type, hidden.attrs)
 
 
 def _loop_passes(target: Any, function: Any) -> Any:
@@ -87,8 +108,11 @@ def _final_passes() -> Any:
     return tvm.ir.transform.Sequential([t.LowerTVMBuiltin(), t.LowerIntrin()])
 
 
-def _entry(program: Program, bodies: list[Any], slots: tuple[Slot, ...]) -> Any:
-    """One function: unpack the arguments, then the kernels' bodies in order."""
+def _entry(program: Program, bodies: list[Any], slots: tuple[Slot, ...]) -> tuple[Any, list[Any]]:
+    """One function: unpack the arguments, then the kernels' bodies in order.
+
+    Returns it and its variables that are ≥ 0 besides dims.
+    """
     from tvm import tirx
     from tvm.ir import PointerType, PrimType, StringImm
     from tvm.tirx.stmt import Return
@@ -126,14 +150,15 @@ def _entry(program: Program, bodies: list[Any], slots: tuple[Slot, ...]) -> Any:
                 statements.append(tirx.Bind(pointer, _as_pointer(pointers[tensor.name], pointer)))
                 bound[tensor.name] = pointer
             statements.append(tirx.DeclBuffer(param, data=bound[tensor.name]))
-        statements.append(lowered.body)
-    body: Any = tirx.SeqStmt(statements)
+    parts = tirx.SeqStmt([lowered.body for lowered in bodies])
+    named, parts, naturals = name_divisions(parts, program.dims.values())
+    body: Any = tirx.SeqStmt([*statements, *named, parts])
     for key, number in (("device_id", 0), ("device_type", _DL_CPU)):
         body = tirx.AttrStmt(StringImm("default"), key, tirx.IntImm("int32", number), body)
     # Outside, or the release of scratch memory that ends the sequence would come after it.
     body = tirx.SeqStmt([body, Return(tirx.IntImm("int32", 0))])
     function = tirx.PrimFunc([args], body, ret_type=PrimType("int32"))
-    return function.with_attr("tirx.noalias", True).with_attr("calling_conv", 0)
+    return function.with_attr("tirx.noalias", True).with_attr("calling_conv", 0), naturals
 
 
 def _element(dtype: DType) -> Any:

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 from ....dsl.errors import CompileError
 from ...locks import fork_safe_lock
+from ...names import hide_values
 from ...plan import Launch, LaunchPlan
 from . import intrinsics, linker, matrix
 from .capability import Arch
-from .names import hide_values
 from .quiet import quiet
 
 if TYPE_CHECKING:
@@ -77,7 +77,8 @@ def compile_functions(functions: Sequence[DeviceFunction], arch: Arch) -> Code:
     for device in functions:
         _check(device.launch, arch)
         lowered = intrinsics.lower(device.function, arch.wave, externs)
-        module[device.name] = hide_values(lowered).with_attr("target", target)
+        hidden, _ = hide_values(lowered)  # the prelude has what writes the cells
+        module[device.name] = hidden.with_attr("target", target)
     lowered_module = tirx.transform.LowerIntrin()(tvm.IRModule(module))
     ir = _optimised(lowered_module, target, arch)
     return Code(_mended(ir, {d.name: d.launch.block for d in functions}, arch))

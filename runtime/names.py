@@ -1,0 +1,131 @@
+"""Names bound to values, as cells of private memory."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+# What a cell may hold: element types as names and LLVM spell them. Indices are not among them:
+# what is known of them is of use to the code generator.
+_ELEMENTS = {
+    "float32": ("f32", "float"), "float16": ("f16", "half"), "int8": ("i8", "i8"),
+    "uint8": ("i8", "i8"), "int16": ("i16", "i16"), "uint16": ("i16", "i16"),
+    "int32": ("i32", "i32"), "uint32": ("i32", "i32"),
+}  # fmt: skip
+_DTYPE = re.compile(r"([a-z]+\d+)(?:x(\d+))?")
+
+
+def hide_values(function: Any, statements: bool = True) -> tuple[Any, dict[str, str]]:
+    """`function` with its names, those of indices apart, kept in cells, which LLVM removes.
+
+    TVM's code generator simplifies the value of every name with the values of those before it put
+    in; chains of names, each used twice, then take seconds::
+
+        before::  let a = x * x in let b = a + a in b * b
+        after::   let _ = keep(cell_a, x * x) in let _ = keep(cell_b, cell_a + cell_a) in
+                  cell_b * cell_b
+
+    `statements` tells whether names that statements bind are kept so too. Returns the functions
+    that write the cells besides: LLVM's type by name.
+    """
+    import tvm_ffi
+    from tvm import tirx
+    from tvm.ir import Var
+
+    cells = _cells(function.body, (tirx.Let, tirx.Bind) if statements else (tirx.Let,))
+    zero = tirx.const(0, "int64")
+    keepers: dict[str, str] = {}
+
+    def use(var: Var, kind: Any) -> Any:
+        cell = cells.get(int(var.__chandle__())) if kind == tvm_ffi.DefRegionKind.NONE else None
+        return var if cell is None else cell[zero]
+
+    def let(node: Any) -> Any:
+        cell = cells.get(int(node.var.__chandle__()))
+        if cell is None:
+            return node
+        dtype = str(cell.dtype)
+        name, llvm = _keeper(dtype)
+        keepers[name] = llvm
+        keep = tirx.call_extern(dtype, name, tirx.address_of(cell[zero]), node.value)
+        return tirx.Let(tirx.Var("kept", dtype), keep, node.body)
+
+    def bind(node: Any) -> Any:
+        cell = cells.get(int(node.var.__chandle__()))
+        return node if cell is None else tirx.BufferStore(cell, node.value, [zero])
+
+    if not cells:
+        return function, keepers
+    homes = _homes(function.body, cells)
+
+    def loop(node: Any) -> Any:
+        inside = homes.pop(int(node.loop_var.__chandle__()), ())
+        if not inside:
+            return node
+        body = tirx.SeqStmt([*map(tirx.AllocBuffer, inside), node.body])
+        return tirx.For(node.loop_var, node.min, node.extent, node.kind, body,
+                        node.thread_binding, node.annotations)  # fmt: skip
+
+    body = tvm_ffi.structural_map(
+        function.body, ((tirx.Let, let), (tirx.Bind, bind), (tirx.For, loop)), (Var, use)
+    )  # fmt: skip
+    body = tirx.SeqStmt([*map(tirx.AllocBuffer, homes.pop(None, ())), body])
+    return tirx.PrimFunc(function.params, body, function.ret_type, function.attrs), keepers
+
+
+def _keeper(dtype: str) -> tuple[str, str]:
+    """The function that writes a cell of `dtype`, and LLVM's type of what it holds."""
+    found = _DTYPE.fullmatch(dtype)
+    assert found is not None
+    short, llvm = _ELEMENTS[found[1]]
+    lanes = found[2]
+    if lanes is None:
+        return f"rudnn_keep_{short}", llvm
+    return f"rudnn_keep_{short}x{lanes}", f"<{lanes} x {llvm}>"
+
+
+def _cells(body: Any, kinds: tuple[type, ...]) -> dict[int, Any]:
+    """A private buffer of one element for each name that is to be kept in one."""
+    import tvm_ffi
+    from tvm import tirx
+
+    found: dict[int, Any] = {}
+
+    def note(node: Any) -> Any:
+        name, dtype = node.var.name, str(getattr(node.var.ty, "dtype", ""))
+        element = _DTYPE.fullmatch(dtype)
+        if element is not None and element[1] in _ELEMENTS:
+            one = (tirx.const(1, "int64"),)
+            cell = tirx.decl_buffer(one, dtype, f"{name}_cell", scope="local")
+            found[int(node.var.__chandle__())] = cell
+        return node
+
+    tvm_ffi.structural_map(body, (kinds, note))
+    return found
+
+
+def _homes(body: Any, cells: dict[int, Any]) -> dict[int | None, list[Any]]:
+    """The cells by the parallel loop, its variable, in which they are private; None: the whole."""
+    import tvm_ffi
+    from tvm import tirx
+
+    home: dict[int, int | None] = dict.fromkeys(cells)
+
+    def loop(node: Any) -> Any:
+        if node.kind == tirx.ForKind.PARALLEL:
+            inside = int(node.loop_var.__chandle__())
+
+            def note(inner: Any) -> Any:
+                var = int(inner.var.__chandle__())
+                if home.get(var, inside) is None:  # inner loops come first
+                    home[var] = inside
+                return inner
+
+            tvm_ffi.structural_map(node.body, ((tirx.Let, tirx.Bind), note))
+        return node
+
+    tvm_ffi.structural_map(body, (tirx.For, loop))
+    found: dict[int | None, list[Any]] = {}
+    for var, inside in home.items():
+        found.setdefault(inside, []).append(cells[var])
+    return found

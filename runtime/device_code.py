@@ -165,12 +165,8 @@ def _variables(*nodes: Any) -> set[int]:
 
     found: set[int] = set()
 
-    def visit(node: Any) -> None:
-        if isinstance(node, tvm.ir.Var):
-            found.add(_key(node))
-
     for node in nodes:
-        tvm_ffi.structural_walk(node, visit)
+        tvm_ffi.structural_walk(node, (tvm.ir.Var, lambda var: found.add(_key(var))))
     return found
 
 
@@ -185,14 +181,10 @@ def _shared_bytes(function: Any) -> int:
 
 def _allocations(body: Any) -> Iterator[Any]:
     import tvm_ffi
+    from tvm import tirx
 
     found: list[Any] = []
-
-    def visit(node: Any) -> None:
-        if type(node).__name__ == "AllocBuffer":
-            found.append(node.buffer)
-
-    tvm_ffi.structural_walk(body, visit)
+    tvm_ffi.structural_walk(body, (tirx.AllocBuffer, lambda node: found.append(node.buffer)))
     return iter(found)
 
 

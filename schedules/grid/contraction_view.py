@@ -15,7 +15,6 @@ from .nest import GridNest
 from .vectors import Vectors, reading
 
 Tir = Any
-_DIVISIONS = ("Div", "Mod", "FloorDiv", "FloorMod")
 
 
 class Space:
@@ -110,14 +109,17 @@ class View(Space):
 def _costs(value: Tir) -> bool:
     """Whether a division is in an index."""
     import tvm_ffi
+    from tvm import tirx
+    from tvm.ir import Call
 
     found: list[Tir] = []
 
-    def visit(node: Tir) -> None:
-        if type(node).__name__ in _DIVISIONS or "trunc" in str(getattr(node, "op", "")):
+    def call(node: Tir) -> None:
+        if "trunc" in str(node.op):
             found.append(node)
 
-    tvm_ffi.structural_walk(value, visit)
+    divisions = (tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod)
+    tvm_ffi.structural_walk(value, ((divisions, found.append), (Call, call)))
     return bool(found)
 
 

@@ -216,12 +216,7 @@ def _holds_let(value: Tir) -> bool:
     from tvm import tirx
 
     found: list[Tir] = []
-
-    def visit(node: Any) -> None:
-        if isinstance(node, tirx.Let):
-            found.append(node)
-
-    tvm_ffi.structural_walk(value, visit)
+    tvm_ffi.structural_walk(value, (tirx.Let, found.append))
     return bool(found)
 
 

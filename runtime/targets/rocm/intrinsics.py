@@ -69,7 +69,8 @@ class _Facts:
             elif isinstance(node, TensorLoad) and node.source.scope() == "global":
                 read.add(memory(node.source))
 
-        tvm_ffi.structural_walk(function.body, visit)
+        kinds = (tirx.AttrStmt, tirx.DeclBuffer, tirx.BufferStore, TensorLoad)
+        tvm_ffi.structural_walk(function.body, (kinds, visit))
         facts.reads_what_it_writes = bool(read & written)
         return facts
 

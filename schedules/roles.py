@@ -1,10 +1,10 @@
-"""Which axes of a contraction play m, n and k in a nest of tiles."""
+"""Which axes and factors of a contraction play which part in a nest of tiles."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..dsl.expr import Axis, Expr
+from ..dsl.expr import Axis, Expr, Stage
 from .group import Contraction, Group, contraction, innermost, is_map
 
 NEEDS = (
@@ -35,21 +35,41 @@ def roles(group: Group) -> Roles | None:
     None for any other group.
     """
     head, *others = group.stages
-    product = contraction(head.expr)
-    if product is None or len(others) > 1 or not all(map(is_map, others)):
+    found = contraction(head.expr)
+    if found is None or len(others) > 1 or not all(map(is_map, others)):
         return None
-    return _assigned(product, group.stages[-1].axes)
+    return _assigned(found, group.stages[-1].axes)
 
 
-def _assigned(product: Contraction, order: tuple[Axis, ...]) -> Roles:
-    a, b, left, right = product.a, product.b, product.m, product.n
+def _assigned(found: Contraction, order: tuple[Axis, ...]) -> Roles:
+    a, b, left, right = found.a, found.b, found.m, found.n
     if order[-1] in left:
         a, b, left, right = b, a, right, left
     m = next(x for x in reversed(order) if x in left)
     n = next(x for x in reversed(order) if x in right)
     batch = tuple(x for x in order if x is not m and x is not n)
-    shared = tuple(i for i, x in enumerate(batch) if x in product.batch or x in right)
-    return Roles(a, b, m, n, product.k, batch, shared)
+    shared = tuple(i for i, x in enumerate(batch) if x in found.batch or x in right)
+    return Roles(a, b, m, n, found.k, batch, shared)
+
+
+@dataclass(frozen=True)
+class Product:
+    """A contraction under a score or a weight: Σ over `depth` of `row` times `key`, its factors."""
+
+    stage: Stage
+    row: Expr
+    key: Expr
+    depth: Axis
+
+
+def product(stage: Stage, key: Axis) -> Product | None:
+    """The stage as a product, `key` an axis of one factor only; None if it is none."""
+    found = contraction(stage.expr)
+    if found is None or len(found.k) != 1:
+        return None
+    if key in found.n:
+        return Product(stage, found.a, found.b, found.k[0])
+    return Product(stage, found.b, found.a, found.k[0]) if key in found.m else None
 
 
 def steps_through(node: Expr, own: tuple[Axis, ...], k: tuple[Axis, ...]) -> bool:

@@ -10,18 +10,9 @@ from ..dsl.expr import Axis, Expr, Read, Stage
 from ..dsl.graph import reads
 from ..dsl.walk import free_axes, walk
 from .bounds import upper_bounds
-from .group import Group, contraction, is_map
+from .group import Group, is_map
+from .roles import Product, product
 from .rule import Rejection, check, first_rejection
-
-
-@dataclass(frozen=True)
-class Product:
-    """A contraction under the score: Σ over `depth` of `row` times `key`, the sides' factors."""
-
-    stage: Stage
-    row: Expr
-    key: Expr
-    depth: Axis
 
 
 @dataclass(frozen=True)
@@ -85,26 +76,17 @@ def roles(group: Group, fits: Callable[[Axis], bool]) -> Roles | None:
     products: list[Product] = []
     fixed = set(free_axes(node.value))
     for stage in before:
-        product = _product(stage, key)
-        if product is None or not fits(product.depth):
+        made = product(stage, key)
+        if made is None or not fits(made.depth):
             return None
-        products.append(product)
-        fixed |= set(free_axes(product.key))
+        products.append(made)
+        fixed |= set(free_axes(made.key))
     only_rows = [a for a in rows if a not in fixed]
     if not only_rows or any(only_rows[-1] not in free_axes(p.row) for p in products):
         return None
     row = only_rows[-1]
     return Roles(node, tuple(a for a in rows if a is not row), row, key, columns[0],
                  tuple(products))  # fmt: skip
-
-
-def _product(stage: Stage, key: Axis) -> Product | None:
-    found = contraction(stage.expr)
-    if found is None or len(found.k) != 1:
-        return None
-    if key in found.n:
-        return Product(stage, found.a, found.b, found.k[0])
-    return Product(stage, found.b, found.a, found.k[0]) if key in found.m else None
 
 
 def key_bounds(found: Roles) -> list[Expr]:

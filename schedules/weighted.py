@@ -14,7 +14,8 @@ from ..dsl.forms import Reduce
 from ..dsl.graph import reads
 from ..dsl.walk import free_axes, rebuild, walk
 from ..dsl.weighted import WeightedSum
-from .group import Group, contraction, is_map
+from .group import Group, is_map
+from .roles import Product, product
 from .rule import Rejection, check, first_rejection
 
 
@@ -25,16 +26,6 @@ class Sum:
     stage: Stage
     node: WeightedSum
     result: Stage
-
-
-@dataclass(frozen=True)
-class Factors:
-    """A contraction under the weights: Σ over `depth` of `row` times `key`."""
-
-    stage: Stage
-    row: Expr
-    key: Expr
-    depth: Axis
 
 
 @dataclass(frozen=True)
@@ -50,7 +41,7 @@ class Roles:
     turns: tuple[Axis, ...]
     row: Axis
     key: Axis
-    factors: tuple[Factors, ...]
+    factors: tuple[Product, ...]
     by_row: tuple[Sum, ...]
     by_key: tuple[Sum, ...]
 
@@ -89,8 +80,7 @@ def roles(group: Group, fits: Callable[[Axis], bool]) -> Roles | None:
     `fits` tells whether a column or a depth is of a size that the nest can take.
     """
     found = sums(group)
-    products = [contraction(s.expr) for s in inner_sums(group)]
-    if not products or any(len(s.node.column_axes()) != 1 for s in found):
+    if not inner_sums(group) or any(len(s.node.column_axes()) != 1 for s in found):
         return None
     if not all(fits(s.node.column_axes()[0]) for s in found):
         return None
@@ -113,7 +103,7 @@ def _roles(group: Group, found: Sequence[Sum], key: Axis) -> Roles | None:
     factors = []
     own: set[Axis] = set()
     for stage in inner_sums(group):
-        made = _factors(stage, key)
+        made = product(stage, key)
         if made is None or set(stage.axes) != set(axes):
             return None
         factors.append(made)
@@ -127,15 +117,6 @@ def _roles(group: Group, found: Sequence[Sum], key: Axis) -> Roles | None:
     if not all(row in free_axes(f.row) for f in factors):
         return None
     return Roles(batch, tuple(turns), row, key, tuple(factors), by_row, by_key)
-
-
-def _factors(stage: Stage, key: Axis) -> Factors | None:
-    found = contraction(stage.expr)
-    if found is None or len(found.k) != 1:
-        return None
-    if key in found.n:
-        return Factors(stage, found.a, found.b, found.k[0])
-    return Factors(stage, found.b, found.a, found.k[0]) if key in found.m else None
 
 
 @dataclass(frozen=True)

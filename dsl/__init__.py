@@ -44,9 +44,9 @@ from .forms import (
     sum,
     tanh,
     top_k,
+    weighted_sum,
     where,
 )
-from .weighted import weighted_sum
 
 __all__ = [
     "Axis", "Declaration", "Expr", "Extent", "In", "Input", "Option", "Out", "Param", "Spec",

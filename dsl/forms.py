@@ -1,4 +1,4 @@
-"""The forms that bind axes: reductions, `softmax_sum`, `scan`, `top_k`, `scatter_add`."""
+"""The forms that bind axes: reductions, weighted sums, `scan`, `top_k`, `scatter_add`."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from .expr import (
     widen,
 )
 from .walk import free_axes
+from .weighted import LogSumExp, SoftmaxSum, WeightedSum
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,65 +49,6 @@ class Reduce(Form):
     def with_children(self, children: tuple[Expr, ...]) -> Reduce:
         where = None if self.where is None else children[1]
         return Reduce(self.op, children[0], self.over, where, self.nan, self.dtype)
-
-
-@dataclass(frozen=True, eq=False)
-class SoftmaxSum(Form):
-    """Σⱼ softmax(score)ⱼ · valueⱼ over the kept j; row statistics come with it.
-
-    The result's free axes are those of the score (the *row*) and those only the value has
-    (the *columns*). A row that keeps nothing, or whose kept scores are all −inf, is 0 with a
-    log-sum-exp of −inf.
-    """
-
-    score: Expr
-    value: Expr
-    over: tuple[Axis, ...]
-    where: Expr | None
-    dtype: DType = f32
-
-    def children(self) -> tuple[Expr, ...]:
-        kept = () if self.where is None else (self.where,)
-        return (self.score, self.value, *kept)
-
-    def with_children(self, children: tuple[Expr, ...]) -> SoftmaxSum:
-        where = None if self.where is None else children[2]
-        return SoftmaxSum(children[0], children[1], self.over, where)
-
-    def row_axes(self) -> tuple[Axis, ...]:
-        """Free axes of score and mask, the reduced ones apart."""
-        axes = dict.fromkeys(free_axes(self.score))
-        if self.where is not None:
-            axes |= dict.fromkeys(free_axes(self.where))
-        return tuple(a for a in axes if a not in self.over)
-
-    def column_axes(self) -> tuple[Axis, ...]:
-        """Axes that only the value has."""
-        rows = self.row_axes()
-        return tuple(a for a in free_axes(self.value) if a not in self.over and a not in rows)
-
-
-@dataclass(frozen=True, eq=False)
-class LogSumExp(Form):
-    """The log-sum-exp of a `SoftmaxSum`'s rows, computed along with it."""
-
-    source: SoftmaxSum
-    dtype: DType = f32
-
-    @property
-    def over(self) -> tuple[Axis, ...]:  # type: ignore[override]
-        return self.source.over
-
-    def children(self) -> tuple[Expr, ...]:
-        return (self.source,)
-
-    def bound(self) -> tuple[Axis, ...]:
-        return self.source.column_axes()
-
-    def with_children(self, children: tuple[Expr, ...]) -> LogSumExp:
-        if not isinstance(children[0], SoftmaxSum):
-            raise DeclarationError("needs a softmax_sum under log_sum_exp")
-        return LogSumExp(children[0])
 
 
 @dataclass(frozen=True, eq=False)
@@ -211,11 +153,14 @@ def axes_of(over: Over) -> tuple[Axis, ...]:
     return flat
 
 
+def _kept(where: Value | None) -> Expr | None:
+    return None if where is None else cast(where, bool_)
+
+
 def _reduce(op: str, body: Value, over: Over, where: Value | None, nan: str = "carry") -> Reduce:
     node = widen(as_expr(body, f32))
     dtype = {"any": bool_, "argmax": i64}.get(op, node.dtype)
-    keep = None if where is None else cast(where, bool_)
-    return Reduce(op, node, axes_of(over), keep, nan, dtype)
+    return Reduce(op, node, axes_of(over), _kept(where), nan, dtype)
 
 
 def sum(body: Value, *, over: Over, where: Value | None = None) -> Expr:
@@ -262,13 +207,19 @@ def softmax_sum(
     score: Value, value: Value, *, over: Over, where: Value | None = None
 ) -> SoftmaxSum:
     """The exponential-weighted mean of `value`, weights softmax(score) over the kept elements."""
-    keep = None if where is None else cast(where, bool_)
-    return SoftmaxSum(cast(score, f32), cast(value, f32), axes_of(over), keep)
+    return SoftmaxSum(cast(score, f32), cast(value, f32), axes_of(over), _kept(where))
 
 
 def log_sum_exp(source: SoftmaxSum) -> Expr:
     """log Σ exp(score) of each row of a `softmax_sum`, natural base, f32."""
     return LogSumExp(source)
+
+
+def weighted_sum(
+    weight: Value, value: Value, *, over: Over, where: Value | None = None
+) -> WeightedSum:
+    """Σ weight · value over the kept elements, the weights never in memory, in f32."""
+    return WeightedSum(cast(weight, f32), cast(value, f32), axes_of(over), _kept(where))
 
 
 def scan(
@@ -391,8 +342,8 @@ def finite(x: Value) -> Expr:
 
 
 __all__ = [
-    "Cast", "LogSumExp", "Reduce", "Scan", "ScatterAdd", "SoftmaxSum", "TopK",
+    "Cast", "LogSumExp", "Reduce", "Scan", "ScatterAdd", "SoftmaxSum", "TopK", "WeightedSum",
     "abs", "any", "argmax", "erf", "exp", "finite", "floor", "isnan", "log", "log_sum_exp", "max",
     "maximum", "mean", "min", "minimum", "prod", "rsqrt", "scan", "scatter_add", "sigmoid",
-    "sinpi", "softmax_sum", "sqrt", "sum", "tanh", "top_k", "where",
+    "sinpi", "softmax_sum", "sqrt", "sum", "tanh", "top_k", "weighted_sum", "where",
 ]  # fmt: skip

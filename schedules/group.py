@@ -113,6 +113,12 @@ def divides(node: Expr) -> bool:
     )  # fmt: skip
 
 
+def known(axis: Axis) -> int:
+    """How many points an axis has, where the rule has seen to it that this is a number."""
+    assert isinstance(axis.extent, int)
+    return axis.extent
+
+
 def is_map(stage: Stage) -> bool:
     """A pointwise stage."""
     return not isinstance(stage.expr, Form)

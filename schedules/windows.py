@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ..dsl import forms
 from ..dsl.expr import Axis, Binary, Cast, Const, DimRef, Expr, Read, Size
 from ..dsl.walk import free_axes, walk
-from .group import Group, is_map
+from .group import Group, is_map, known
 
 NEEDS = "needs a sum over windows of products, and one pointwise consumer at most"
 
@@ -226,8 +226,3 @@ def _same(a: Size, b: Size) -> bool:
     if isinstance(a, int) or isinstance(b, int):
         return a is b or (isinstance(a, int) and isinstance(b, int) and a == b)
     return a is b or (isinstance(a, DimRef) and isinstance(b, DimRef) and a.name == b.name)
-
-
-def known(axis: Axis) -> int:
-    assert isinstance(axis.extent, int)
-    return axis.extent

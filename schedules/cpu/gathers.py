@@ -24,9 +24,8 @@ from ...dsl.graph import reads
 from ...dsl.walk import free_axes
 from ..capability import Capability
 from ..emit import Emitter
-from ..group import Group, chain, is_map, reads_at
+from ..group import Group, chain, is_map, known, reads_at
 from ..rule import Config, Rejection
-from ..windows import known
 
 NEEDS = "needs a sum over few taps at places from data that other axes share"
 _MOST_TAPS = 16

@@ -11,9 +11,8 @@ from ...dsl.expr import Axis, Expr
 from ...dsl.lower import constant, convert
 from ...dsl.walk import free_axes
 from ..emit import Emitter
-from ..group import Group
+from ..group import Group, known
 from ..nest import static
-from ..windows import known
 from .gathers import Gathers, GathersConfig
 from .taps import combinations
 from .tiling import Tiling, index, real

@@ -22,12 +22,13 @@ class RegisterTile:
 
 def product(
     nest: Tiling, tile: RegisterTile, rows: Tir, strips: Tir, depth: Tir,
-    left: Callable[[Tir, Tir], Tir], right: Callable[[Tir, Tir], Tir], result: Tir, add: bool,
+    left: Callable[[Tir, Tir], Tir], right: Callable[[Tir, Tir], Tir], result: Tir,
+    start: Callable[[Tir, Tir], Tir] | None = None, first: Tir = 0,
 ) -> None:  # fmt: skip
-    """result[row, column] = (itself if `add`, else 0) + Σ_k left(row, k) · right(k, column).
+    """result[row, column] = start(row, column), or 0, + Σ_k left(row, k) · right(k, column).
 
-    Over `strips` of `vectors` · `lanes` columns, and rows up to the next multiple of the tile's:
-    the scratch memory has room for those, whatever they hold.
+    Over `strips` of `vectors` · `lanes` columns from `first` on, and rows up to the next multiple
+    of the tile's: the scratch memory has room for those, whatever they hold.
     """
     cells = [(u, v) for u in range(tile.rows) for v in range(tile.vectors)]
     with (
@@ -40,13 +41,13 @@ def product(
             return t * index(tile.rows) + index(cell[0])
 
         def column(cell: tuple[int, int], lane: Tir) -> Tir:
-            first = strip * index(tile.vectors * tile.lanes)
-            return first + index(cell[1] * tile.lanes) + lane
+            at = index(first) + strip * index(tile.vectors * tile.lanes)
+            return at + index(cell[1] * tile.lanes) + lane
 
         for cell in cells:
             with nest.vector(tile.lanes) as lane:
-                start = result[row(cell), column(cell, lane)] if add else real(0.0)
-                nest.put(acc[cell], [lane], start)
+                value = real(0.0) if start is None else start(row(cell), column(cell, lane))
+                nest.put(acc[cell], [lane], value)
         with nest.loop("k", index(depth)) as k:
             for cell in cells:
                 with nest.vector(tile.lanes) as lane:

@@ -24,9 +24,8 @@ from ...dsl.graph import reads
 from ...dsl.walk import free_axes, walk
 from ..capability import Capability
 from ..emit import Emitter
-from ..group import Group, chain, is_map, reads_at
+from ..group import Group, chain, is_map, known, reads_at
 from ..rule import Config, Rejection
-from ..windows import known
 
 NEEDS = "needs reductions over rows times columns of one tensor, and pointwise stages after them"
 _FEW = 8

@@ -11,9 +11,10 @@ from ...dsl.expr import Axis, Expr, Read, Tensor
 from ...dsl.lower import encode, storage
 from ...dsl.walk import free_axes, rebuild
 from ..emit import Emitter
-from ..group import Group
+from ..group import Group, known
 from ..softmax import Roles
-from ..terms import ABS_BITS, INF_BITS, int32
+from .copies import Magnitudes, copy_rows
+from .register_tiles import RegisterTile, product
 from .softmax_sum import SoftmaxSumConfig
 from .tiling import Tiling, ceil_div, index, real
 
@@ -48,7 +49,7 @@ class Block:
         self.math = emitter.lowering.math
         self.group, self.roles, self.lanes, self.config = group, roles, lanes, config
         self.rows = config.groups * config.vectors * lanes
-        self.columns = int(roles.column.extent)  # type: ignore[arg-type]
+        self.columns = known(roles.column)
         self.padded = -(-self.columns // lanes) * lanes
         self.sides: dict[int, _Side] = {}
 
@@ -83,7 +84,7 @@ class Block:
     def allocate(self) -> None:
         nest, keys, cfg = self.nest, self.config.keys, self.config
         spare = keys + 2 * cfg.keys_unroll
-        depths = [int(p.depth.extent) for p in self.roles.products]  # type: ignore[arg-type]
+        depths = [known(p.depth) for p in self.roles.products]
         self.queries = [nest.scratch("queries", [d, self.rows]) for d in depths]
         self.keys = [nest.scratch("keys", [spare, d]) for d in depths]
         self.products = [nest.scratch("scores", [spare, self.rows]) for _ in depths]
@@ -115,17 +116,17 @@ class Block:
             env = self.env | {self.roles.row: self.first + row, depth: d}
             self.nest.put(buffer, [d, row], self.nest.real(node, env))
 
-        self.nest.transposed(self.count, index(int(depth.extent)), copy)  # type: ignore[arg-type]
+        self.nest.transposed(self.count, index(known(depth)), copy)
 
     def take(self) -> None:
         nest = self.nest
         for (_, key, depth), buffer in zip(self.factors, self.keys, strict=True):
             self._load_rows(key, depth, buffer)
-        flags = None
+        seen = None
         if self.keep is not None:
-            (flags,) = nest.registers("flags", 1, self.lanes, "int32")
-            self.vector(self.lanes, lambda lane: nest.put(flags, [lane], int32(0)))
-        self._load_rows(self.value, self.roles.column, self.values, flags)
+            seen = Magnitudes(nest, self.lanes)
+            seen.clear()
+        self._load_rows(self.value, self.roles.column, self.values, seen)
         for side in self.sides.values():
             self._load_side(side)
         step = self.config.vectors * self.lanes
@@ -133,27 +134,17 @@ class Block:
             self._multiply_group(nest.bind("first_row", group * index(step)))
         self._rescale()
         self._exponentiate()
-        self._accumulate(flags)
+        self._accumulate(seen)
 
-    def _load_rows(self, node: Expr, along: Axis, buffer: Any, flags: Any = None) -> None:
-        """buffer[key, along] = node, f32; `flags` collects the greatest magnitude's bits."""
-        from tvm import tirx
+    def _load_rows(
+        self, node: Expr, along: Axis, buffer: Any, seen: Magnitudes | None = None
+    ) -> None:
+        """buffer[key, along] = node, f32."""
 
-        nest = self.nest
-        with nest.loop("key", self.length) as j:
-            base = self.env | {self.roles.key: self.start + j}
+        def element(j: Any, at: Any) -> Any:
+            return self.nest.real(node, self.env | {self.roles.key: self.start + j, along: at})
 
-            def copy(at: Any, width: int) -> None:
-                with nest.vector(width) as lane:
-                    value = nest.real(node, base | {along: at + lane})
-                    nest.put(buffer, [j, at + lane], value)
-                if flags is not None:
-                    with nest.vector(width) as lane:
-                        bits = tirx.reinterpret("int32", buffer[j, at + lane])
-                        bits = tirx.bitwise_and(bits, int32(ABS_BITS))
-                        nest.put(flags, [lane], tirx.max(flags[lane], bits))
-
-            nest.strip(int(along.extent), self.lanes, copy)  # type: ignore[arg-type]
+        copy_rows(self.nest, buffer, self.length, known(along), self.lanes, element, seen)
 
     def _load_side(self, side: _Side) -> None:
         """side[key, row] = the element's stored form; one value a key where its stride is 0."""
@@ -201,41 +192,22 @@ class Block:
             self._multiply(first, 1, 2 * unroll)
 
     def _multiply(self, first: Any, vectors: int, unroll: int) -> None:
-        """Each product's [key, row] = Σ_d keys[key, d] · queries[d, row], by register tiles."""
-        for queries, keys, result in zip(self.queries, self.keys, self.products, strict=True):
-            self._multiply_one((queries, keys, result), first, vectors, unroll)
-
-    def _multiply_one(
-        self, buffers: tuple[Any, Any, Any], first: Any, vectors: int, unroll: int
-    ) -> None:
-        nest, (queries, keys, result) = self.nest, buffers
-        depth = int(queries.ty.shape[0])
-        tile = [(u, v) for u in range(unroll) for v in range(vectors)]
-        with nest.loop("tile", ceil_div(self.length, unroll)) as t:
-            acc = dict(zip(tile, nest.registers("acc", len(tile), self.lanes), strict=True))
-
-            def at(p: tuple[int, int], lane: Any) -> list[Any]:
-                row = first + index(p[1] * self.lanes) + lane
-                return [t * index(unroll) + index(p[0]), row]
-
-            for p in tile:
-                with nest.vector(self.lanes) as lane:
-                    nest.put(acc[p], [lane], real(0.0))
-            with nest.loop("d", index(depth)) as d:
-                for p in tile:
-                    with nest.vector(self.lanes) as lane:
-                        key, row = at(p, lane)
-                        term = keys[key, d] * queries[d, row]
-                        nest.put(acc[p], [lane], acc[p][lane] + term)
-            for p in tile:
-                with nest.vector(self.lanes) as lane:
-                    nest.put(result, at(p, lane), acc[p][lane])
+        """Each product's [key, row] = Σ_d keys[key, d] · queries[d, row], from row `first` on."""
+        tile = RegisterTile(unroll, vectors, self.lanes)
+        for (_, _, depth), queries, keys, result in zip(
+            self.factors, self.queries, self.keys, self.products, strict=True
+        ):
+            product(
+                self.nest, tile, self.length, 1, known(depth),
+                lambda j, d, keys=keys: keys[j, d],  # type: ignore[misc]
+                lambda d, row, queries=queries: queries[d, row], result, first=first,  # type: ignore[misc]
+            )  # fmt: skip
 
     def _env(self, row: Any, j: Any) -> dict[Axis, Any]:
         """Axes at a point of the block; reads of products and sides go to their buffers."""
         readers = self.readers
-        for product, buffer in zip(self.roles.products, self.products, strict=True):
-            readers[id(product.stage)] = lambda *_, b=buffer: b[j, row]
+        for each, buffer in zip(self.roles.products, self.products, strict=True):
+            readers[id(each.stage)] = lambda *_, b=buffer: b[j, row]
         for side in self.sides.values():
             readers[id(side.proxy)] = lambda *_, b=side.buffer: b[j, row]
         return self.env | {self.roles.row: self.first + row, self.roles.key: self.start + j}
@@ -288,52 +260,24 @@ class Block:
             with nest.vector(self.lanes) as lane:
                 nest.put(self.total, [first + lane], total[lane])
 
-    def _accumulate(self, flags: Any) -> None:
-        from tvm import tirx
-
-        nest = self.nest
-        if flags is None:
+    def _accumulate(self, seen: Magnitudes | None) -> None:
+        if seen is None:
             self._accumulate_tiles()
             return
-        (worst,) = nest.registers("worst", 1, 1, "int32")
-        nest.put(worst, [0], int32(0))
-        with nest.loop("lane", index(self.lanes)) as lane:
-            nest.put(worst, [0], tirx.max(worst[index(0)], flags[lane]))
-        with nest.when(worst[index(0)] < int32(INF_BITS)):
+        with self.nest.when(seen.finite()):
             self._accumulate_tiles()
-        with nest.otherwise():
+        with self.nest.otherwise():
             self._accumulate_kept()
 
     def _accumulate_tiles(self) -> None:
         """sums = sums · decay + Σ_key weights · values, by register tiles."""
-        nest = self.nest
         vectors = self.padded // self.lanes
         high, wide = sums_tile(self.rows, vectors, self.config.registers)
-        tile = [(u, v) for u in range(high) for v in range(wide)]
-        with (
-            nest.loop("strip", index(vectors // wide)) as strip,
-            nest.loop("tile", ceil_div(self.count, high)) as t,
-        ):
-            acc = dict(zip(tile, nest.registers("acc", len(tile), self.lanes), strict=True))
-
-            def row(p: tuple[int, int]) -> Any:
-                return t * index(high) + index(p[0])
-
-            def column(p: tuple[int, int], lane: Any) -> Any:
-                return strip * index(wide * self.lanes) + index(p[1] * self.lanes) + lane
-
-            for p in tile:
-                with nest.vector(self.lanes) as lane:
-                    before = self.sums[row(p), column(p, lane)] * self.decay[row(p)]
-                    nest.put(acc[p], [lane], before)
-            with nest.loop("key", self.length) as j:
-                for p in tile:
-                    with nest.vector(self.lanes) as lane:
-                        term = self.scores[j, row(p)] * self.values[j, column(p, lane)]
-                        nest.put(acc[p], [lane], acc[p][lane] + term)
-            for p in tile:
-                with nest.vector(self.lanes) as lane:
-                    nest.put(self.sums, [row(p), column(p, lane)], acc[p][lane])
+        product(
+            self.nest, RegisterTile(high, wide, self.lanes), self.count, vectors // wide,
+            self.length, lambda r, j: self.scores[j, r], lambda j, c: self.values[j, c], self.sums,
+            start=lambda r, c: self.sums[r, c] * self.decay[r],
+        )  # fmt: skip
 
     def _accumulate_kept(self) -> None:
         """The same, adding only what the mask keeps: for values with NaN or infinity."""

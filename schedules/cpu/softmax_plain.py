@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from ...dsl.expr import Axis, Stage
-from ...dsl.forms import LogSumExp, Reduce
+from ...dsl.forms import LogSumExp
 from ..emit import Emitter
 from ..group import Group, is_map
 from ..softmax import source, split
@@ -69,14 +69,7 @@ class _Plain:
         from tvm import tirx
 
         nest = self.nest
-        for stage in self.inner:
-            node = stage.expr
-            assert isinstance(node, Reduce)
-            (acc,) = nest.registers("sum", 1, 1)
-            nest.put(acc, [0], real(0.0))
-            with self.nest.points(node.over, env) as (inside, _):
-                nest.put(acc, [0], acc[index(0)] + nest.real(node.body, inside))
-            self.readers[id(stage)] = lambda *_, a=acc: a[index(0)]
+        nest.add_up(self.inner, env)
         score = nest.real(self.node.score, env)
         if self.node.where is None:
             return score

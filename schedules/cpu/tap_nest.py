@@ -7,8 +7,8 @@ from typing import Any
 
 from ...dsl.expr import Axis
 from ..emit import Emitter
-from ..group import Group, innermost
-from ..windows import Windows, known
+from ..group import Group, innermost, known
+from ..windows import Windows
 from .tap_sums import TapConfig, column_count
 from .tiling import Tiling, index, real
 from .window_reads import image_at, row_env

@@ -22,9 +22,9 @@ from typing import Any
 
 from ..capability import Capability
 from ..emit import Emitter
-from ..group import Group
+from ..group import Group, known
 from ..rule import Config, Rejection, check, first_rejection
-from ..windows import NEEDS, Windows, group_windows, known
+from ..windows import NEEDS, Windows, group_windows
 
 _MOST_WINDOWS = 1024
 

@@ -27,9 +27,8 @@ from ...dsl.walk import free_axes, walk
 from ..affine import Line, line, period
 from ..capability import Capability
 from ..emit import Emitter
-from ..group import Group, is_map, reads_at
+from ..group import Group, is_map, known, reads_at
 from ..rule import Config, Rejection, check, first_rejection
-from ..windows import known
 
 _MOST_TAPS = 32
 _MOST_STEPS = 4  # of a stride, or of remainders

@@ -7,7 +7,8 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 from ...dsl.dtypes import DType, f32
-from ...dsl.expr import Axis, Expr, Read, Tensor, cast
+from ...dsl.expr import Axis, Expr, Read, Stage, Tensor, cast
+from ...dsl.forms import Reduce
 from ...dsl.walk import free_axes, rebuild
 from ..emit import Emitter
 from ..group import Group, divides
@@ -159,6 +160,20 @@ class Tiling(Nest):
             readers[id(stage)] = lambda *_, v=value: v
             if stage in group.outputs:
                 self.write(stage, [env[a] for a in stage.axes], value)
+
+    def add_up(self, sums: Sequence[Stage], env: dict[Axis, Tir]) -> None:
+        """Stages that are sums at a point, one element after the other; reads find the results."""
+        readers = self.emitter.lowering.readers
+        for stage in sums:
+            node = stage.expr
+            assert isinstance(node, Reduce)
+            (total,) = self.registers("sum", 1, 1)
+            self.put(total, [0], real(0.0))
+            with self.points(node.over, env) as (inside, _), ExitStack() as stack:
+                if node.where is not None:
+                    stack.enter_context(self.when(self.value(node.where, inside)))
+                self.put(total, [0], total[index(0)] + self.real(node.body, inside))
+            readers[id(stage)] = lambda *_, t=total: t[index(0)]
 
     def transposed(
         self, rows: Tir, columns: Tir, copy: Callable[[Tir, Tir], None], edge: int = 4

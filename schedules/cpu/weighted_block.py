@@ -8,9 +8,10 @@ from typing import Any
 
 from ...dsl.expr import Axis, Expr
 from ..emit import Emitter
+from ..group import known
 from ..rule import Config
-from ..terms import ABS_BITS, int32
 from ..weighted import Roles, Step, Sum, steps
+from .copies import Magnitudes, copy_rows
 from .register_tiles import RegisterTile, product
 from .tiling import Tiling, index, real
 
@@ -75,13 +76,13 @@ class Block:
 
     def _padded(self, axis: Axis) -> int:
         """A column's or depth's size in whole vectors."""
-        return -(-extent(axis) // self.lanes) * self.lanes
+        return -(-known(axis) // self.lanes) * self.lanes
 
     def allocate(self) -> None:
         nest, cfg, roles = self.nest, self.config, self.roles
         spare = cfg.high
         keys = -(-cfg.keys // (cfg.wide * self.lanes)) * cfg.wide * self.lanes
-        self.turned = [nest.scratch("keys", [extent(f.depth), keys]) for f in roles.factors]
+        self.turned = [nest.scratch("keys", [known(f.depth), keys]) for f in roles.factors]
         self.products = [nest.scratch("products", [cfg.rows + spare, keys]) for _ in roles.factors]
         self.weights = {
             id(s.origin): nest.scratch("weights", [cfg.rows + spare, keys])
@@ -111,10 +112,9 @@ class Block:
         }
         self.totals = {id(s): made[id(s)] for s in roles.by_key}
         self.parts = {id(s): made[id(s)] for s in roles.by_row}
-        if self.keep is not None:
-            (self.key_flags,) = nest.registers("key_flags", 1, self.lanes, "int32")
-            (self.flags,) = nest.registers("flags", 1, self.lanes, "int32")
-            (self.worst,) = nest.registers("worst", 1, 1, "int32")
+        # Values need no look where all of them are added.
+        self.seen_keys = None if self.keep is None else Magnitudes(nest, self.lanes, "key_flags")
+        self.seen = None if self.keep is None else Magnitudes(nest, self.lanes)
 
     def _copy(self, copies: dict[int, _Copy], node: Expr, column: Axis, rows: int) -> None:
         if id(node) not in copies:
@@ -136,29 +136,15 @@ class Block:
 
         self.nest.strip(count, self.lanes, whole)
 
-    def reset(self, flags: Tir) -> None:
-        with self.nest.vector(self.lanes) as lane:
-            self.nest.put(flags, [lane], int32(0))
+    def load(
+        self, copy: _Copy, axis: Axis, first: Tir, count: Tir, seen: Magnitudes | None
+    ) -> None:
+        """copy[place, column], f32."""
 
-    def load(self, copy: _Copy, axis: Axis, first: Tir, count: Tir, flags: Tir) -> None:
-        """copy[place, column], f32; `flags` collects the greatest magnitude's bits."""
-        from tvm import tirx
+        def element(i: Tir, at: Tir) -> Tir:
+            return self.nest.real(copy.node, self.env | {axis: first + i, copy.column: at})
 
-        nest = self.nest
-        with nest.loop("place", count) as i:
-            base = self.env | {axis: first + i}
-
-            def move(at: Tir, width: int) -> None:
-                with nest.vector(width) as lane:
-                    value = nest.real(copy.node, base | {copy.column: at + lane})
-                    nest.put(copy.buffer, [i, at + lane], value)
-                if flags is not None:
-                    with nest.vector(width) as lane:
-                        bits = tirx.reinterpret("int32", copy.buffer[i, at + lane])
-                        bits = tirx.bitwise_and(bits, int32(ABS_BITS))
-                        nest.put(flags, [lane], tirx.max(flags[lane], bits))
-
-            nest.strip(extent(copy.column), self.lanes, move)
+        copy_rows(self.nest, copy.buffer, count, known(copy.column), self.lanes, element, seen)
 
     def registers(self, vectors: int) -> RegisterTile:
         """The register tile for a matrix of so many vectors."""
@@ -209,19 +195,19 @@ class Block:
         nest = self.nest
         for each in self.roles.by_key:
             weights, values, tile, strips = self._operands(each, self.row_copies)
+            total = self.totals[id(each)]
             product(
                 nest, tile, self.length, strips, self.count,
                 lambda j, i, w=weights: w[i, j],  # type: ignore[misc]
-                lambda i, c, v=values: v[i, c],  # type: ignore[misc]
-                self.totals[id(each)], add=True,
+                lambda i, c, v=values: v[i, c], total,  # type: ignore[misc]
+                start=lambda j, c, t=total: t[j, c],  # type: ignore[misc]
             )  # fmt: skip
         for each in self.roles.by_row:
             weights, values, tile, strips = self._operands(each, self.key_copies)
             product(
                 nest, tile, self.count, strips, self.length,
                 lambda i, j, w=weights: w[i, j],  # type: ignore[misc]
-                lambda j, c, v=values: v[j, c],  # type: ignore[misc]
-                self.parts[id(each)], add=False,
+                lambda j, c, v=values: v[j, c], self.parts[id(each)],  # type: ignore[misc]
             )  # fmt: skip
 
     def _operands(self, each: Sum, copies: dict[int, _Copy]) -> tuple[Tir, Tir, RegisterTile, Tir]:
@@ -247,13 +233,8 @@ class Block:
                     weights, values, _, _ = self._operands(each, copies)
                     kept, summed = (i, j) if keeps_rows else (j, i)
                     self.strip(
-                        extent(each.node.column_axes()[0]),
+                        known(each.node.column_axes()[0]),
                         lambda c, t=total, w=weights, v=values, k=kept, s=summed: nest.put(  # type: ignore[misc]
                             t, [k, c], t[k, c] + w[i, j] * v[s, c]
                         ),
                     )
-
-
-def extent(axis: Axis) -> int:
-    assert isinstance(axis.extent, int)
-    return axis.extent

@@ -12,7 +12,6 @@ from contextlib import ExitStack
 from typing import Any
 
 from ...dsl.expr import Axis
-from ...dsl.forms import Reduce
 from ..emit import Emitter
 from ..group import Group, is_map
 from ..weighted import Sum, inner_sums, steps, sums
@@ -66,16 +65,7 @@ class _Plain:
     def _weight(self, env: dict[Axis, Any]) -> Any:
         """The weight at a point; the sums under it are computed here."""
         nest = self.nest
-        for stage in self.inner:
-            node = stage.expr
-            assert isinstance(node, Reduce)
-            (acc,) = nest.registers("sum", 1, 1)
-            nest.put(acc, [0], real(0.0))
-            with self.nest.points(node.over, env) as (inside, _), ExitStack() as stack:
-                if node.where is not None:
-                    stack.enter_context(nest.when(nest.value(node.where, inside)))
-                nest.put(acc, [0], acc[index(0)] + nest.real(node.body, inside))
-            self.readers[id(stage)] = lambda *_, a=acc: a[index(0)]
+        nest.add_up(self.inner, env)
         weight: Any = real(0.0)
         for step in self.steps:
             (held,) = nest.registers("step", 1, 1)

@@ -23,12 +23,12 @@ from typing import Any
 
 from ...dsl.expr import Axis, Expr
 from ..bounds import upper_bounds
-from ..group import is_map
-from ..terms import INF_BITS, both, int32, least
+from ..group import is_map, known
+from ..terms import both, least
 from ..weighted import Sum
 from .register_tiles import product
 from .tiling import ceil_div, index, real
-from .weighted_block import Block, extent
+from .weighted_block import Block
 
 Tir = Any
 
@@ -75,7 +75,7 @@ class Tiles(Block):
             for each in roles.by_row:
                 column = each.node.column_axes()[0]
                 self.strip(
-                    extent(column),
+                    known(column),
                     lambda at, each=each, column=column: self._write(  # type: ignore[misc]
                         each, env | {column: at}, real(0.0)
                     ),
@@ -87,10 +87,10 @@ class Tiles(Block):
     def _load_keys(self) -> None:
         """What the keys have: as it is for values, turned for products."""
         nest, key = self.nest, self.roles.key
-        if self.keep is not None:
-            self.reset(self.key_flags)
+        if self.seen_keys is not None:
+            self.seen_keys.clear()
         for copy in self.key_copies.values():
-            self.load(copy, key, self.start, self.length, self._flags_of_keys())
+            self.load(copy, key, self.start, self.length, self.seen_keys)
         for (factor, _, node), buffer in zip(self.factors, self.turned, strict=True):
 
             def turn(
@@ -98,10 +98,7 @@ class Tiles(Block):
             ) -> None:
                 nest.put(to, [d, j], nest.real(node, self.env | {key: self.start + j, depth: d}))
 
-            nest.transposed(self.length, index(extent(factor.depth)), turn)
-
-    def _flags_of_keys(self) -> Tir:
-        return None if self.keep is None else self.key_flags
+            nest.transposed(self.length, index(known(factor.depth)), turn)
 
     def _turns(self, rest: Sequence[Axis]) -> None:
         """The tiles of rows, for each point of the turns."""
@@ -126,13 +123,10 @@ class Tiles(Block):
 
     def _tile(self) -> None:
         nest, row = self.nest, self.roles.row
-        flags = None
-        if self.keep is not None:
-            flags = self.flags
-            with nest.vector(self.lanes) as lane:
-                nest.put(flags, [lane], self.key_flags[lane])
+        if self.seen is not None and self.seen_keys is not None:
+            self.seen.take_over(self.seen_keys)
         for copy in self.row_copies.values():
-            self.load(copy, row, self.first, self.count, flags)
+            self.load(copy, row, self.first, self.count, self.seen)
         tile = self.registers(self.config.wide)
         strips = ceil_div(self.length, tile.vectors * self.lanes)
         for (factor, node, _), turned, result in zip(
@@ -140,24 +134,18 @@ class Tiles(Block):
         ):
             left = self.row_copies[id(node)].buffer
             product(
-                nest, tile, self.count, strips, extent(factor.depth),
+                nest, tile, self.count, strips, known(factor.depth),
                 lambda i, d, left=left: left[i, d],  # type: ignore[misc]
-                lambda d, j, turned=turned: turned[d, j], result, add=False,  # type: ignore[misc]
+                lambda d, j, turned=turned: turned[d, j], result,  # type: ignore[misc]
             )  # fmt: skip
         self.weigh()
-        if flags is None:
+        if self.seen is None:
             self.add()
-            self._add_parts()
-            return
-        from tvm import tirx
-
-        nest.put(self.worst, [0], int32(0))
-        with nest.loop("lane", index(self.lanes)) as lane:
-            nest.put(self.worst, [0], tirx.max(self.worst[index(0)], flags[lane]))
-        with nest.when(self.worst[index(0)] < int32(INF_BITS)):
-            self.add()
-        with nest.otherwise():
-            self.add_kept()
+        else:
+            with nest.when(self.seen.finite()):
+                self.add()
+            with nest.otherwise():
+                self.add_kept()
         self._add_parts()
 
     def _add_parts(self) -> None:
@@ -175,7 +163,7 @@ class Tiles(Block):
                     before = target[tuple(at[a] for a in each.result.axes)]
                     self._write(each, at, before + part[i, c])
 
-                self.strip(extent(column), add)
+                self.strip(known(column), add)
 
     def _finish(self, each: Sum) -> None:
         """The results of a sum that keeps keys, for the tile's."""
@@ -192,7 +180,7 @@ class Tiles(Block):
                     value = nest.value(each.result.expr, at)
                 self._write(each, at, value)
 
-            self.strip(extent(column), write)
+            self.strip(known(column), write)
 
 
 def _true() -> Tir:

@@ -8,8 +8,8 @@ from typing import Any
 from ...dsl.expr import Axis
 from ...dsl.walk import free_axes
 from ..emit import Emitter
-from ..group import Group
-from ..windows import Windows, known
+from ..group import Group, known
+from ..windows import Windows
 from .tiling import Tiling, index, real
 from .window_reads import image_at, row_env
 from .windows import Dim, WindowsConfig

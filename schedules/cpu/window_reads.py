@@ -7,7 +7,8 @@ from typing import Any
 from ...dsl.dtypes import f32
 from ...dsl.expr import Axis
 from ...dsl.lower import convert
-from ..windows import Windows, known
+from ..group import known
+from ..windows import Windows
 from .tiling import Tiling, index
 
 

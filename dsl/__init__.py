@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .arguments import Extent, In, Option, Out, Param
+from .arguments import Extent, In, Option, Out, Param, Shared
 from .declare import (
     Declaration,
     Spec,
@@ -49,11 +49,10 @@ from .forms import (
 )
 
 __all__ = [
-    "Axis", "Declaration", "Expr", "Extent", "In", "Input", "Option", "Out", "Param", "Spec",
-    "Stage", "Tensor", "abs", "any", "argmax", "axes", "axis", "bf16", "bool_", "constrain", "dim",
-    "erf", "exp", "f16", "f32", "f64", "finite", "floor", "i16", "i32", "i64", "i8", "isnan", "log",
-    "log_sum_exp", "max", "maximum", "mean", "min", "minimum", "op", "prod", "require",
+    "Axis", "Declaration", "Expr", "Extent", "In", "Input", "Option", "Out", "Param", "Shared",
+    "Spec", "Stage", "Tensor", "abs", "any", "argmax", "axes", "axis", "bf16", "bool_", "constrain",
+    "dim", "erf", "exp", "f16", "f32", "f64", "finite", "floor", "i16", "i32", "i64", "i8", "isnan",
+    "log", "log_sum_exp", "max", "maximum", "mean", "min", "minimum", "op", "prod", "require",
     "require_indices", "rsqrt", "scan", "scatter_add", "sigmoid", "sinpi", "softmax_sum", "sqrt",
-    "sum", "tanh", "tensor", "top_k", "u16", "u32", "u64", "u8",
-    "weighted_sum", "where",
+    "sum", "tanh", "tensor", "top_k", "u16", "u32", "u64", "u8", "weighted_sum", "where",
 ]  # fmt: skip

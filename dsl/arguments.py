@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,3 +82,17 @@ class Extent:
     """
 
     default: int | None = None
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Arguments of any kind that several declarations have, under the same names.
+
+    As the default of one argument it stands for all of them: callers pass each by its own name, or
+    in its place; the function gets a record with all of them.
+    """
+
+    members: Mapping[str, In | Param | Option | Extent]
+
+    def __init__(self, **members: In | Param | Option | Extent) -> None:
+        object.__setattr__(self, "members", members)

@@ -1,7 +1,8 @@
 """Operator declarations: `@op`, its arguments, and the trace that makes a `Graph` of one.
 
 A declaration is a Python function over symbolic tensors. Its keyword defaults say what each
-argument is: `In` a tensor, `Param` a number known at launch, `Option` a compile-time choice.
+argument is: `In` a tensor, `Param` a number known at launch, `Option` a compile-time choice,
+`Extent` the size of a dim, `Shared` several of them.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ import inspect
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
-from .arguments import Extent, In, Option, Out, Param
+from .arguments import Extent, In, Option, Out, Param, Shared
 from .dtypes import FLOATS, DType, f32
 from .errors import DeclarationError, OperatorError, RudnnError
 from .expr import Axis, DimRef, Expr, Input, ScalarRef, Size, Stage, Value, as_expr
@@ -36,10 +38,15 @@ class Spec:
 
 @dataclass
 class Declaration:
-    """An operator: arguments, results, example dims, and the function that declares it."""
+    """An operator: arguments, results, example dims, and the function that declares it.
+
+    `order` are the arguments as callers pass them, `shared` those of each record.
+    """
 
     name: str
     fn: Callable[..., Any]
+    order: tuple[str, ...]
+    shared: dict[str, tuple[str, ...]]
     inputs: dict[str, In]
     params: dict[str, Param]
     options: dict[str, Option]
@@ -146,25 +153,38 @@ def op(
         params: dict[str, Param] = {}
         options: dict[str, Option] = {}
         extents: dict[str, Extent] = {}
-        for key, parameter in inspect.signature(fn).parameters.items():
-            kinds = {In: inputs, Param: params, Option: options, Extent: extents}
-            table = kinds.get(type(parameter.default))
-            if table is None:
-                raise DeclarationError(
-                    f"needs an In, Param, Option or Extent as the default of {key}"
-                )
-            table[key] = parameter.default  # type: ignore[index]
+        kinds = {In: inputs, Param: params, Option: options, Extent: extents}
+        shared: dict[str, tuple[str, ...]] = {}
+        order: list[str] = []
+        for argument, parameter in inspect.signature(fn).parameters.items():
+            members = {argument: parameter.default}
+            if isinstance(parameter.default, Shared):
+                members = dict(parameter.default.members)
+                shared[argument] = tuple(members)
+            order += members
+            for key, declared in members.items():
+                table = kinds.get(type(declared))
+                if table is None:
+                    raise DeclarationError(
+                        f"needs an In, Param, Option, Extent or Shared as the default of {key}"
+                    )
+                table[key] = declared  # type: ignore[index]
         outputs = out if isinstance(out, tuple) else (out,)
-        tensors = [*inputs, *(o.name for o in outputs)]
-        twice = next((n for n in tensors if tensors.count(n) > 1), None)
-        if twice is not None:
-            raise DeclarationError(f"needs a name of its own for each tensor, got {twice} twice")
+        _require_once("argument", order)
+        _require_once("tensor", [*inputs, *(o.name for o in outputs)])
         return Declaration(
-            name or fn.__name__, fn, inputs, params, options, extents, outputs, frozenset(static),
-            dict(example), error, dtypes, inspect.getdoc(fn) or "", fn.__module__,
+            name or fn.__name__, fn, tuple(order), shared, inputs, params, options, extents,
+            outputs, frozenset(static), dict(example), error, dtypes, inspect.getdoc(fn) or "",
+            fn.__module__,
         )  # fmt: skip
 
     return wrap
+
+
+def _require_once(kind: str, names: list[str]) -> None:
+    twice = next((n for n in names if names.count(n) > 1), None)
+    if twice is not None:
+        raise DeclarationError(f"needs a name of its own for each {kind}, got {twice} twice")
 
 
 Runner = Callable[[Declaration, tuple[Any, ...], dict[str, Any], Any], Any]
@@ -236,7 +256,10 @@ class _Trace:
             extents = {n: self.size(n) for n in declaration.extents}
             options = {n: o.default for n, o in declaration.options.items()}
             options |= dict(self.spec.options)
-            result = declaration.fn(**inputs, **scalars, **extents, **options)
+            given = {**inputs, **scalars, **extents, **options}
+            for name, members in declaration.shared.items():
+                given[name] = SimpleNamespace(**{m: given.pop(m) for m in members})
+            result = declaration.fn(**given)
         finally:
             _ACTIVE.trace = previous
         outputs = self.finish(result if isinstance(result, tuple) else (result,), dtypes)

@@ -10,11 +10,8 @@ from ..dsl import (
     In,
     Option,
     Out,
-    Param,
     axes,
-    bool_,
     constrain,
-    f16,
     f32,
     finite,
     log_sum_exp,
@@ -24,12 +21,14 @@ from ..dsl import (
     sum,
     tanh,
 )
-from ..dsl.dtypes import bf16
 from ..dsl.errors import AttentionError
 from .attention_backward import (
     ALIGNMENTS,
+    BIAS,
     EXAMPLE,
+    MASK,
     SCORES,
+    SCORING,
     attention_backward_op,
     attention_bias_backward,
     capped_by,
@@ -109,13 +108,10 @@ def attention_op(
     query: Any = In("B", "Hq", "Q", "D"),
     key: Any = In("B", "Hkv", "K", "D"),
     value: Any = In("B", "Hkv", "K", "Dv"),
-    mask: Any = In(*SCORES, dtype=bool_, optional=True, broadcast=True),
-    attn_bias: Any = In(*SCORES, dtype=(f32, f16, bf16), optional=True, broadcast=True),
+    mask: Any = MASK,
+    attn_bias: Any = BIAS,
     *,
-    scale: Any = Param(),
-    softcap: Any = Param(0.0),
-    causal: Any = Option("none", ("none", *ALIGNMENTS)),
-    capped: Any = Option(False, (False, True)),
+    how: Any = SCORING,
     return_lse: Any = Option(False, (False, True)),
     strategy: Any = Option("auto", tuple(STRATEGIES)),
 ) -> Any:
@@ -127,16 +123,16 @@ def attention_op(
     if strategy != "auto":
         constrain(strategy, **STRATEGIES[strategy])
     heads_each = grouped()
-    require(finite(scale), "scale finite", scale=scale)
+    require(finite(how.scale), "scale finite", scale=how.scale)
     b, h, i, j, d, e = axes("B", "Hq", "Q", "K", "D", "Dv")
     group = h // heads_each
-    score = scale * sum(query[b, h, i, d] * key[b, group, j, d], over=d)
-    if capped:
-        capped_by(softcap)
-        score = softcap * tanh(score / softcap)
+    score = how.scale * sum(query[b, h, i, d] * key[b, group, j, d], over=d)
+    if how.capped:
+        capped_by(how.softcap)
+        score = how.softcap * tanh(score / how.softcap)
     if attn_bias is not None:
         score = score + attn_bias[b, h, i, j]
-    keep = kept(mask, causal, b, h, i, j)
+    keep = kept(mask, how.causal, b, h, i, j)
     mean = softmax_sum(score, value[b, group, j, e], over=j, where=keep)
     return mean, log_sum_exp(mean) if return_lse else None
 

@@ -14,6 +14,7 @@ from ..dsl import (
     Option,
     Out,
     Param,
+    Shared,
     abs,
     axes,
     axis,
@@ -37,7 +38,18 @@ from ..dsl.errors import AttentionError
 ALIGNMENTS = ("top_left", "bottom_right")
 SCORES = ("B", "Hq", "Q", "K")
 EXAMPLE = {"B": 1, "Hq": 8, "Hkv": 2, "Q": 64, "K": 96, "D": 64, "Dv": 64, "scale": 0.125}
+MASK = In(*SCORES, dtype=bool_, optional=True, broadcast=True)
+BIAS = In(*SCORES, dtype=(f32, f16, bf16), optional=True, broadcast=True)
+# How scores come about; the soft cap counts where they are `capped`.
+SCORING = Shared(
+    scale=Param(), softcap=Param(0.0), causal=Option("none", ("none", *ALIGNMENTS)),
+    capped=Option(False, (False, True)),
+)  # fmt: skip
 _ROWS = ("B", "Hq", "Q")
+_GIVEN = Shared(
+    grad=In(*_ROWS, "Dv"), query=In(*_ROWS, "D"), key=In("B", "Hkv", "K", "D"),
+    value=In("B", "Hkv", "K", "Dv"), y=In(*_ROWS, "Dv"), lse=In(*_ROWS, dtype=f32),
+)  # fmt: skip
 
 
 def grouped() -> Any:
@@ -62,26 +74,12 @@ def kept(mask: Any, causal: str, b: Any, h: Any, i: Any, j: Any) -> Any:
     return keep
 
 
-@dataclass(frozen=True)
-class _Given:
-    """What both backwards are given."""
-
-    query: Any
-    key: Any
-    value: Any
-    grad: Any
-    lse: Any
-    mask: Any
-    scale: Any
-    softcap: Any | None
-    causal: str
-
-    def delta(self, y: Any, grad_lse: Any) -> Any:
-        """The part of ds that a row shares, a tensor [B, Hq, Q]."""
-        b, h, i, e = axes("B", "Hq", "Q", "Dv")
-        shared = sum(self.grad[b, h, i, e] * y[b, h, i, e], over=e)
-        return tensor("delta", (b, h, i), shared if grad_lse is None else
-                      shared - grad_lse[b, h, i])  # fmt: skip
+def _delta(given: Any, grad_lse: Any) -> Any:
+    """The part of ds that a row shares, a tensor [B, Hq, Q]."""
+    b, h, i, e = axes("B", "Hq", "Q", "Dv")
+    shared = sum(given.grad[b, h, i, e] * given.y[b, h, i, e], over=e)
+    return tensor("delta", (b, h, i), shared if grad_lse is None else
+                  shared - grad_lse[b, h, i])  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -98,28 +96,28 @@ class _Point:
     keep: Any
 
 
-def _point(given: _Given, delta: Any, bias: Any, at: tuple[Any, ...]) -> _Point:
+def _point(given: Any, how: Any, mask: Any, delta: Any, bias: Any, at: tuple[Any, ...]) -> _Point:
     """At (batch, query head, key head, query, key); `bias` is the element to add, or None.
 
     A row that kept nothing has lse −inf and no weights.
     """
-    require(finite(given.scale), "scale finite", scale=given.scale)
+    require(finite(how.scale), "scale finite", scale=how.scale)
     b, h, shared, i, j = at
     d, e = axes("D", "Dv")
     query, key = f32(given.query[b, h, i, d]), f32(given.key[b, shared, j, d])
     grad, value = f32(given.grad[b, h, i, e]), f32(given.value[b, shared, j, e])
-    score, slope = given.scale * sum(query * key, over=d), given.scale
-    if given.softcap is not None:
-        capped_by(given.softcap)
-        bent = score / given.softcap
+    score, slope = how.scale * sum(query * key, over=d), how.scale
+    if how.capped:
+        capped_by(how.softcap)
+        bent = score / how.softcap
         far = exp(-2 * abs(bent))  # 1 − tanh² without a difference of near numbers
-        score, slope = given.softcap * tanh(bent), given.scale * 4 * far / ((1 + far) * (1 + far))
+        score, slope = how.softcap * tanh(bent), how.scale * 4 * far / ((1 + far) * (1 + far))
     if bias is not None:
         score = score + bias
     lse = given.lse[b, h, i]
     p = exp(score - lse)
     ds = p * (sum(grad * value, over=e) - delta[b, h, i])
-    alive, keep = lse != float("-inf"), kept(given.mask, given.causal, b, h, i, j)
+    alive, keep = lse != float("-inf"), kept(mask, how.causal, b, h, i, j)
     keep = alive if keep is None else keep & alive
     return _Point(query, key, grad, d, p, ds, ds * slope, keep)
 
@@ -136,20 +134,12 @@ def _point(given: _Given, delta: Any, bias: Any, at: tuple[Any, ...]) -> _Point:
     name="attention_backward",
 )
 def attention_backward_op(
-    grad: Any = In("B", "Hq", "Q", "Dv"),
-    query: Any = In("B", "Hq", "Q", "D"),
-    key: Any = In("B", "Hkv", "K", "D"),
-    value: Any = In("B", "Hkv", "K", "Dv"),
-    y: Any = In("B", "Hq", "Q", "Dv"),
-    lse: Any = In(*_ROWS, dtype=f32),
-    mask: Any = In(*SCORES, dtype=bool_, optional=True, broadcast=True),
-    attn_bias: Any = In(*SCORES, dtype=(f32, f16, bf16), optional=True, broadcast=True),
+    given: Any = _GIVEN,
+    mask: Any = MASK,
+    attn_bias: Any = BIAS,
     grad_lse: Any = In(*_ROWS, dtype=f32, optional=True),
     *,
-    scale: Any = Param(),
-    softcap: Any = Param(0.0),
-    causal: Any = Option("none", ("none", *ALIGNMENTS)),
-    capped: Any = Option(False, (False, True)),
+    how: Any = SCORING,
 ) -> Any:
     """(dquery, dkey, dvalue) of `attention` from its result y and log-sum-exp.
 
@@ -158,13 +148,12 @@ def attention_backward_op(
     AttentionError.
     """
     group = grouped()
-    given = _Given(query, key, value, grad, lse, mask, scale, softcap if capped else None, causal)
-    delta = given.delta(y, grad_lse)
+    delta = _delta(given, grad_lse)
     b, h, n, i, j = axes("B", "Hq", "Hkv", "Q", "K")
     g = axis("G", group)
     head = n * group + g
     bias = None if attn_bias is None else attn_bias[b, head, i, j]
-    point = _point(given, delta, bias, (b, head, n, i, j))
+    point = _point(given, how, mask, delta, bias, (b, head, n, i, j))
     rows = weighted_sum(point.dot, point.key, over=j, where=point.keep)
     by_group = tensor("by_group", (b, n, g, i, point.depth), rows)
     dkey = weighted_sum(point.dot, point.query, over=(g, i), where=point.keep)
@@ -180,20 +169,12 @@ def attention_backward_op(
     name="_attention_bias_backward",  # private: a single sum of all scores cancels past tolerances
 )
 def attention_bias_backward(
-    grad: Any = In("B", "Hq", "Q", "Dv"),
-    query: Any = In("B", "Hq", "Q", "D"),
-    key: Any = In("B", "Hkv", "K", "D"),
-    value: Any = In("B", "Hkv", "K", "Dv"),
-    y: Any = In("B", "Hq", "Q", "Dv"),
-    lse: Any = In(*_ROWS, dtype=f32),
+    given: Any = _GIVEN,
     attn_bias: Any = In("Bb", "Hb", "Qb", "Kb", dtype=(f32, f16, bf16)),
-    mask: Any = In(*SCORES, dtype=bool_, optional=True, broadcast=True),
+    mask: Any = MASK,
     grad_lse: Any = In(*_ROWS, dtype=f32, optional=True),
     *,
-    scale: Any = Param(),
-    softcap: Any = Param(0.0),
-    causal: Any = Option("none", ("none", *ALIGNMENTS)),
-    capped: Any = Option(False, (False, True)),
+    how: Any = SCORING,
 ) -> Any:
     """The gradient of attention's bias, in the shape that the bias has before it is broadcast.
 
@@ -201,8 +182,7 @@ def attention_bias_backward(
     `attention_backward` → [Bb, Hb, Qb, Kb] f32. Raises AttentionError.
     """
     group = grouped()
-    given = _Given(query, key, value, grad, lse, mask, scale, softcap if capped else None, causal)
-    delta = given.delta(y, grad_lse)
+    delta = _delta(given, grad_lse)
     own = axes("Bb", "Hb", "Qb", "Kb")
     places, over, reads = [], [], []
     for mine, theirs in zip(own, SCORES, strict=True):
@@ -215,5 +195,5 @@ def attention_bias_backward(
         over.append(turn)
         reads.append(mine)
     b, h, i, j = places
-    point = _point(given, delta, attn_bias[tuple(reads)], (b, h, h // group, i, j))
+    point = _point(given, how, mask, delta, attn_bias[tuple(reads)], (b, h, h // group, i, j))
     return weighted_sum(point.ds, 1.0, over=tuple(over), where=point.keep)

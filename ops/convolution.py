@@ -21,6 +21,7 @@ from ..dsl import (
     In,
     Option,
     Out,
+    Shared,
     axes,
     axis,
     dim,
@@ -43,6 +44,8 @@ _EXAMPLE = {
     "OD": 1, "OH": 14, "OW": 7, "KD": 1, "KH": 3, "KW": 3, "SD": 1, "SH": 1, "SW": 2,
     "PD": 0, "PH": 1, "PW": 1, "DD": 1, "DH": 1, "DW": 1,
 }  # fmt: skip
+# Stride, padding and dilation of the windows; a declaration reads them by their names as dims.
+_STEPS = Shared(**{f"{n}{d}": Extent(0 if n == "P" else 1) for n in "SPD" for d in _SPATIAL})
 _ACTIVATION = Option(None, ACTIVATIONS)
 _STRATEGY = Option(DIRECT, (DIRECT, IMPLICIT_GEMM))
 
@@ -222,9 +225,7 @@ def _declare(layout: _Layout) -> tuple[Declaration, Declaration]:
         x: Any = In(*image), weight: Any = In(*kernel), bias: Any = In("O", optional=True),
         activation: Any = _ACTIVATION, strategy: Any = _STRATEGY, *, groups: Any = Extent(1),
         OD: Any = Extent(), OH: Any = Extent(), OW: Any = Extent(),
-        SD: Any = Extent(1), SH: Any = Extent(1), SW: Any = Extent(1),
-        PD: Any = Extent(0), PH: Any = Extent(0), PW: Any = Extent(0),
-        DD: Any = Extent(1), DH: Any = Extent(1), DW: Any = Extent(1),
+        steps: Any = _STEPS,
     ) -> Any:  # fmt: skip
         n, o, *q = axes("N", "O", *_RESULT)
         total = _product(layout, x, weight, _windows(), (n, o, q), strategy)
@@ -240,9 +241,7 @@ def _declare(layout: _Layout) -> tuple[Declaration, Declaration]:
     def backward(
         grad: Any = In(*result), x: Any = In(*image), weight: Any = In(*kernel),
         bias: Any = In("O", optional=True), activation: Any = _ACTIVATION, *,
-        groups: Any = Extent(1), SD: Any = Extent(1), SH: Any = Extent(1), SW: Any = Extent(1),
-        PD: Any = Extent(0), PH: Any = Extent(0), PW: Any = Extent(0),
-        DD: Any = Extent(1), DH: Any = Extent(1), DW: Any = Extent(1),
+        groups: Any = Extent(1), steps: Any = _STEPS,
     ) -> Any:  # fmt: skip
         windows = _windows()
         local = _local(layout, grad, x, weight, bias, activation, windows)
@@ -275,9 +274,7 @@ def conv_data_backward(
     grad: Any = In("N", "O", *_RESULT), weight: Any = In("O", "I", *_KERNEL), *,
     groups: Any = Extent(1),
     C: Any = Extent(), D: Any = Extent(), H: Any = Extent(), W: Any = Extent(),
-    SD: Any = Extent(1), SH: Any = Extent(1), SW: Any = Extent(1),
-    PD: Any = Extent(0), PH: Any = Extent(0), PW: Any = Extent(0),
-    DD: Any = Extent(1), DH: Any = Extent(1), DW: Any = Extent(1),
+    steps: Any = _STEPS,
 ) -> Any:  # fmt: skip
     """The gradient of `conv_forward` for x.
 
@@ -293,9 +290,7 @@ def conv_weight_backward(
     grad: Any = In("N", "O", *_RESULT), x: Any = In("N", "C", *_SPATIAL), *,
     groups: Any = Extent(1),
     I: Any = Extent(), KD: Any = Extent(), KH: Any = Extent(), KW: Any = Extent(),  # noqa: E741
-    SD: Any = Extent(1), SH: Any = Extent(1), SW: Any = Extent(1),
-    PD: Any = Extent(0), PH: Any = Extent(0), PW: Any = Extent(0),
-    DD: Any = Extent(1), DH: Any = Extent(1), DW: Any = Extent(1),
+    steps: Any = _STEPS,
 ) -> Any:  # fmt: skip
     """The gradient of `conv_forward` for its weight, f32.
 

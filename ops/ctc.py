@@ -26,6 +26,7 @@ from ..dsl import (
     Option,
     Out,
     Param,
+    Shared,
     axes,
     axis,
     dim,
@@ -67,16 +68,15 @@ def _log_sum(a: Any, b: Any, c: Any) -> Any:
 class _Lattice:
     """The states of each sample and what is heard in them."""
 
-    def __init__(
-        self, log_probs: Any, targets: Any, input_lengths: Any, target_lengths: Any, blank: Any
-    ) -> None:
+    def __init__(self, given: Any) -> None:
+        blank, targets = given.blank, given.targets
         require((blank >= 0) & (blank < dim("C")), "blank in 0 … C − 1", blank=blank, C=dim("C"))
         require_indices(targets, dim("C"))
-        require_indices(input_lengths, dim("T") + 1)
-        require_indices(target_lengths, dim("S") + 1)
-        self.log_probs = log_probs
+        require_indices(given.input_lengths, dim("T") + 1)
+        require_indices(given.target_lengths, dim("S") + 1)
+        self.log_probs = given.log_probs
         self.n, self.s = n, s = axes("N"), axis("state", 2 * dim("S") + 1)
-        self.frames, self.last = i64(input_lengths[n]), 2 * i64(target_lengths[n])
+        self.frames, self.last = i64(given.input_lengths[n]), 2 * i64(given.target_lengths[n])
         spoken = (s % 2 == 1) & (s < self.last)
         of_target = targets.at(n, s // 2, fill=0)
         self.label = tensor("label", (n, s), where(spoken, i32(of_target), i32(blank)), i32)
@@ -132,48 +132,43 @@ class _Lattice:
 
 
 _EXAMPLE = {"T": 10, "N": 4, "C": 7, "S": 5}
-_LOG_PROBS, _TARGETS = In("T", "N", "C"), In("N", "S", dtype=i32)
-_LENGTHS, _BLANK = In("N", dtype=i32), Param(0, dtype=i64)
-_ZERO_INFINITY = Option(False, (False, True))
+_GIVEN = Shared(
+    log_probs=In("T", "N", "C"), targets=In("N", "S", dtype=i32), input_lengths=In("N", dtype=i32),
+    target_lengths=In("N", dtype=i32), blank=Param(0, dtype=i64),
+    zero_infinity=Option(False, (False, True)),
+)  # fmt: skip
 
 
 @op(out=Out("N", dtype=f32, name="loss"), example=_EXAMPLE, error=CtcError)
-def ctc_loss(
-    log_probs: Any = _LOG_PROBS, targets: Any = _TARGETS, input_lengths: Any = _LENGTHS,
-    target_lengths: Any = _LENGTHS, *, blank: Any = _BLANK, zero_infinity: Any = _ZERO_INFINITY,
-) -> Any:  # fmt: skip
+def ctc_loss(given: Any = _GIVEN) -> Any:
     """The loss of each sample: inf where no alignment is possible, or 0 with zero_infinity.
 
     log_probs [T, N, C] f32, f16 or bf16; targets [N, S] in 0 … C − 1, input_lengths [N] in 0 … T
     and target_lengths [N] in 0 … S, i32; blank in 0 … C − 1 → [N] f32, as every log-sum-exp.
     What lies past a sample's lengths has no influence. Raises CtcError.
     """
-    lattice = _Lattice(log_probs, targets, input_lengths, target_lengths, blank)
+    lattice = _Lattice(given)
     loss = lattice.loss(lattice.forward(axes("T"))[1])
-    return where(loss == math.inf, 0.0, loss) if zero_infinity else loss
+    return where(loss == math.inf, 0.0, loss) if given.zero_infinity else loss
 
 
 @op(out=Out("T", "N", "C", name="dlog_probs"), example=_EXAMPLE, error=CtcError)
-def ctc_loss_backward(
-    grad: Any = In("N", dtype=f32), log_probs: Any = _LOG_PROBS, targets: Any = _TARGETS,
-    input_lengths: Any = _LENGTHS, target_lengths: Any = _LENGTHS, *, blank: Any = _BLANK,
-    zero_infinity: Any = _ZERO_INFINITY,
-) -> Any:  # fmt: skip
+def ctc_loss_backward(grad: Any = In("N", dtype=f32), given: Any = _GIVEN) -> Any:
     """grad · (e^x − o) in each sample's frames, 0 past them.
 
     NaN in the frames of a sample that has no alignment, or 0 with zero_infinity. Each class is
     summed in the order of the states. grad [N] f32, the others as `ctc_loss` takes them →
     [T, N, C] in log_probs' dtype: f32, f16 or bf16. Raises CtcError.
     """
-    lattice = _Lattice(log_probs, targets, input_lengths, target_lengths, blank)
+    lattice = _Lattice(given)
     n, (t, c) = lattice.n, axes("T", "C")
     alphas, alpha = lattice.forward(t)
     loss = lattice.loss(alpha)
     visits = lattice.visits(tensor("alpha", (n, t, lattice.s), alphas), loss)
     label, s = lattice.label, lattice.s
     visited = scatter_add(visits[n, dim("T") - 1 - t, s], at={c: label[n, s]}, over=s)
-    gradient = grad[n] * (exp(f32(log_probs[t, n, c])) - visited)
-    hopeless = 0.0 if zero_infinity else math.nan
+    gradient = grad[n] * (exp(f32(given.log_probs[t, n, c])) - visited)
+    hopeless = 0.0 if given.zero_infinity else math.nan
     return where(t < lattice.frames, where(loss == math.inf, hopeless, gradient), 0.0)
 
 

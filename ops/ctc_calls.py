@@ -91,19 +91,11 @@ def _beside(log_probs: Any, array: Array) -> Any:
 
 @dataclass(frozen=True)
 class _Call:
-    """Checked arguments of a batch: arrays beside each other, and how they are reduced."""
+    """Checked arguments of a batch: those of the declarations by name, and how to reduce."""
 
-    log_probs: Any
-    targets: Any
-    input_lengths: Any
-    target_lengths: Any
-    settings: dict[str, Any]
+    given: dict[str, Any]
     reduction: str
     batched: bool
-
-    @property
-    def arrays(self) -> tuple[Any, Any, Any, Any]:
-        return self.log_probs, self.targets, self.input_lengths, self.target_lengths
 
 
 def _call(
@@ -120,13 +112,16 @@ def _call(
     steps, count, classes = shape if batched else (shape[0], 1, shape[1])
     frames = _lengths("input_lengths", input_lengths, count, steps)
     labels, lengths = _labels(targets, target_lengths, count, classes, blank)
-    return _Call(
-        log_probs if batched else log_probs[:, None],
-        _beside(log_probs, labels), _beside(log_probs, frames), _beside(log_probs, lengths),
-        {"blank": blank, "zero_infinity": zero_infinity},
-        # One sample without a batch: its loss is the sum.
-        "sum" if reduction == "none" and not batched else reduction, batched,
-    )  # fmt: skip
+    given = {
+        "log_probs": log_probs if batched else log_probs[:, None],
+        "targets": _beside(log_probs, labels),
+        "input_lengths": _beside(log_probs, frames),
+        "target_lengths": _beside(log_probs, lengths),
+        "blank": blank,
+        "zero_infinity": zero_infinity,
+    }
+    # One sample without a batch: its loss is the sum.
+    return _Call(given, "sum" if reduction == "none" and not batched else reduction, batched)
 
 
 def ctc_loss(
@@ -174,10 +169,10 @@ def ctc_loss(
     call = _call(log_probs, targets, input_lengths, target_lengths, blank, reduction,
                  zero_infinity)  # fmt: skip
     if call.reduction == "none":
-        return declared.ctc_loss(*call.arrays, **call.settings, out=out)
-    losses = declared.ctc_loss(*call.arrays, **call.settings)
+        return declared.ctc_loss(**call.given, out=out)
+    losses = declared.ctc_loss(**call.given)
     mean = call.reduction == "mean"
-    return declared.ctc_reduction(losses, call.target_lengths, mean=mean, out=out)
+    return declared.ctc_reduction(losses, call.given["target_lengths"], mean=mean, out=out)
 
 
 def ctc_loss_backward(
@@ -218,9 +213,9 @@ def ctc_loss_backward(
     shares = grad
     if call.reduction != "none":
         mean = call.reduction == "mean"
-        shares = declared.ctc_reduction_backward(grad, call.target_lengths, mean=mean)
+        shares = declared.ctc_reduction_backward(grad, call.given["target_lengths"], mean=mean)
     goal = out if out is None or call.batched else out[:, None]
-    made = declared.ctc_loss_backward(shares, *call.arrays, **call.settings, out=goal)
+    made = declared.ctc_loss_backward(shares, **call.given, out=goal)
     if out is not None:
         return out
     return made if call.batched else made[:, 0]

@@ -17,6 +17,7 @@ from ..dsl import (
     In,
     Option,
     Out,
+    Shared,
     abs,
     axes,
     axis,
@@ -139,23 +140,24 @@ def _nearest(place: Any) -> Any:
     return where((up - place == 0.5) & odd, up - 1, up)
 
 
-def _sides(mode: str, padding_mode: str, align: bool) -> tuple[_Side, _Side]:
+def _sides(how: Any) -> tuple[_Side, _Side]:
     require((dim("H") > 0) & (dim("W") > 0), "spatial dims that are not empty",
             H=dim("H"), W=dim("W"))  # fmt: skip
-    return (_Side("H", dim("H"), mode, padding_mode, align),
-            _Side("W", dim("W"), mode, padding_mode, align))  # fmt: skip
+    settings = how.mode, how.padding_mode, how.align_corners
+    return _Side("H", dim("H"), *settings), _Side("W", dim("W"), *settings)
 
 
 _EXAMPLE = {"N": 2, "C": 5, "H": 16, "W": 20, "OH": 12, "OW": 18}
-_MODE = Option("bilinear", MODES)
-_PADDING = Option("zeros", PADDING_MODES)
-_ALIGN = Option(False, (False, True))
+_HOW = Shared(
+    mode=Option("bilinear", MODES), padding_mode=Option("zeros", PADDING_MODES),
+    align_corners=Option(False, (False, True)),
+)  # fmt: skip
 
 
 @op(out=Out("N", "C", "OH", "OW"), example=_EXAMPLE, error=GridSamplingError)
 def grid_sample(
     x: Any = In("N", "C", "H", "W"), grid: Any = In("N", "OH", "OW", "2"), *,
-    mode: Any = _MODE, padding_mode: Any = _PADDING, align_corners: Any = _ALIGN,
+    how: Any = _HOW,
 ) -> Any:  # fmt: skip
     """x sampled at the points (x, y) of grid, which are in [−1, 1] within x.
 
@@ -163,10 +165,10 @@ def grid_sample(
     Raises GridSamplingError.
     """
     n, c, i, j = axes("N", "C", "OH", "OW")
-    rows, columns = _sides(mode, padding_mode, align_corners)
+    rows, columns = _sides(how)
     row, above = rows.taps((n, i, j), grid[n, i, j, 1])
     column, beside = columns.taps((n, i, j), grid[n, i, j, 0])
-    u, v = axis("u", _TAPS[mode]), axis("v", _TAPS[mode])
+    u, v = axis("u", _TAPS[how.mode]), axis("v", _TAPS[how.mode])
     value = x.at(n, c, row[n, u, i, j], column[n, v, i, j], fill=0.0)
     return sum(value * above[n, u, i, j] * beside[n, v, i, j], over=(u, v))
 
@@ -176,7 +178,7 @@ def grid_sample(
 def grid_sample_backward(
     grad: Any = In("N", "C", "OH", "OW"), x: Any = In("N", "C", "H", "W"),
     grid: Any = In("N", "OH", "OW", "2"), *,
-    mode: Any = _MODE, padding_mode: Any = _PADDING, align_corners: Any = _ALIGN,
+    how: Any = _HOW,
 ) -> Any:  # fmt: skip
     """(dx, dgrid) of `grid_sample`.
 
@@ -186,10 +188,10 @@ def grid_sample_backward(
     and as grid. Raises GridSamplingError.
     """
     n, c, i, j = axes("N", "C", "OH", "OW")
-    rows, columns = _sides(mode, padding_mode, align_corners)
+    rows, columns = _sides(how)
     row, above, steep_row = rows.taps((n, i, j), grid[n, i, j, 1], slopes=True)
     column, beside, steep_column = columns.taps((n, i, j), grid[n, i, j, 0], slopes=True)
-    u, v = axis("u", _TAPS[mode]), axis("v", _TAPS[mode])
+    u, v = axis("u", _TAPS[how.mode]), axis("v", _TAPS[how.mode])
     at, to = row[n, u, i, j], column[n, v, i, j]
     weight, across = above[n, u, i, j], beside[n, v, i, j]
 

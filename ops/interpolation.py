@@ -25,6 +25,7 @@ from ..dsl import (
     Option,
     Out,
     Param,
+    Shared,
     abs,
     axes,
     axis,
@@ -188,24 +189,32 @@ def _side(letter: str, step: tuple[Any, Any], mode: str, align: bool, antialias:
 
 
 _EXAMPLE = {"planes": (2, 3), "H": 24, "W": 20, "OH": 31, "OW": 33}
-_MODE = Option("linear", MODES)
 _SWITCH = Option(False, (False, True))
+# The steps between places as fractions, 0 for size / count, and the weights.
+_HOW = Shared(
+    row_num=Param(0, i64), row_den=Param(0, i64),
+    column_num=Param(0, i64), column_den=Param(0, i64),
+    mode=Option("linear", MODES), align_corners=_SWITCH, antialias=_SWITCH,
+)  # fmt: skip
+
+
+def _sides(how: Any) -> tuple[_Side, _Side]:
+    weights = how.mode, how.align_corners, how.antialias
+    return (_side("H", (how.row_num, how.row_den), *weights),
+            _side("W", (how.column_num, how.column_den), *weights))  # fmt: skip
 
 
 @op(out=Out("*planes", "OH", "OW"), example=_EXAMPLE, error=InterpolationError, name="interpolate")
 def interpolate_op(
     x: Any = In("*planes", "H", "W"), *, OH: Any = Extent(), OW: Any = Extent(),
-    row_num: Any = Param(0, i64), row_den: Any = Param(0, i64),
-    column_num: Any = Param(0, i64), column_den: Any = Param(0, i64),
-    mode: Any = _MODE, align_corners: Any = _SWITCH, antialias: Any = _SWITCH,
+    how: Any = _HOW,
 ) -> Any:  # fmt: skip
     """Σᵤ Σᵥ row weight · column weight · x over the taps of each place; a step of 0 is size/count.
 
     x [..., H, W] f32, f16 or bf16 → [..., OH, OW] alike. A tap of weight 0 has no influence. Raises
     InterpolationError.
     """
-    rows = _side("H", (row_num, row_den), mode, align_corners, antialias)
-    columns = _side("W", (column_num, column_den), mode, align_corners, antialias)
+    rows, columns = _sides(how)
     p, i, j = axes("*planes", "OH", "OW")
     return _weighted(x, p, i, j, rows.taps(), columns.taps())
 
@@ -221,17 +230,14 @@ def _weighted(x: Any, p: Any, i: Any, j: Any, rows: Any, columns: Any) -> Any:
 @op(out=Out("*planes", "H", "W", name="dx"), example=_EXAMPLE, error=InterpolationError)
 def interpolate_backward(
     grad: Any = In("*planes", "OH", "OW"), *, H: Any = Extent(), W: Any = Extent(),
-    row_num: Any = Param(0, i64), row_den: Any = Param(0, i64),
-    column_num: Any = Param(0, i64), column_den: Any = Param(0, i64),
-    mode: Any = _MODE, align_corners: Any = _SWITCH, antialias: Any = _SWITCH,
+    how: Any = _HOW,
 ) -> Any:  # fmt: skip
     """The gradient of `interpolate`: Σ weight · grad over the places that read an element.
 
     grad [..., OH, OW] f32, f16 or bf16 → [..., H, W] alike, summed in one order. Raises
     InterpolationError.
     """
-    rows = _side("H", (row_num, row_den), mode, align_corners, antialias)
-    columns = _side("W", (column_num, column_den), mode, align_corners, antialias)
+    rows, columns = _sides(how)
     p, h, w = axes("*planes", "H", "W")
     return _weighted(grad, p, h, w, rows.users(), columns.users())
 

@@ -16,6 +16,7 @@ from ..dsl import (
     In,
     Out,
     Param,
+    Shared,
     axes,
     axis,
     dim,
@@ -32,12 +33,14 @@ from ..dsl import (
 )
 from ..dsl.errors import PagedAttentionError
 
-# What a plan holds of its tiles: see `paged_plan.Tiles`.
-_TABLES = In("sequences", "width", dtype=i32, below="pages")
-_SEQUENCE = In("T", dtype=i32, below="sequences")
-_NUMBERS = In("T", dtype=i32)
-_QUERIES = In("T", "R", dtype=i32, below="N")
-_LIMITS = In("T", "R", dtype=i32)
+# What a plan holds: the pages of its sequences, its tiles (see `paged_plan.Tiles`), their sizes.
+_PLAN = Shared(
+    tables=In("sequences", "width", dtype=i32, below="pages"),
+    sequence=In("T", dtype=i32, below="sequences"),
+    counts=In("T", dtype=i32), ends=In("T", dtype=i32), chunks=In("T", dtype=i32),
+    queries=In("T", "R", dtype=i32, below="N"), limits=In("T", "R", dtype=i32),
+    S=Extent(1), C=Extent(), rows=Extent(),
+)  # fmt: skip
 
 _RESULTS = (
     Out("T", "S", "Hkv", "rows", "Dv", dtype=f32, name="mean"),
@@ -54,27 +57,23 @@ class _History:
     `slot` are where the key lies, `query` and `head` whose row it is.
     """
 
-    def __init__(
-        self, tables: Any, sequence: Any, counts: Any, ends: Any, chunks: Any, queries: Any,
-        limits: Any, extents: tuple[Any, Any, Any],
-    ) -> None:  # fmt: skip
-        splits, keys, rows = extents
+    def __init__(self, plan: Any) -> None:
         group, page_size = dim("G"), dim("P")
-        require(rows == dim("R") * group, "rows = R · G", rows=rows, R=dim("R"), G=group)
+        require(plan.rows == dim("R") * group, "rows = R · G", rows=plan.rows, R=dim("R"), G=group)
         require(dim("width") > 0, "width > 0", width=dim("width"))
-        self.tile = axes("T")
-        self.split, self.row = axis("S", splits), axis("rows", rows)
-        self.key: Axis = axis("C", keys)
-        t, place = self.tile, self.row // group
-        chunk = i64(chunks[t])
+        self.tile = t = axes("T")
+        self.split, self.row = axis("S", plan.S), axis("rows", plan.rows)
+        self.key: Axis = axis("C", plan.C)
+        place = self.row // group
+        chunk = i64(plan.chunks[t])
         at = self.split * chunk + self.key
         column = minimum(at // page_size, dim("width") - 1)
-        self.page, self.slot = i64(tables[i64(sequence[t]), column]), at % page_size
-        self.query, self.head = i64(queries[t, place]), self.row % group
+        self.page, self.slot = i64(plan.tables[i64(plan.sequence[t]), column]), at % page_size
+        self.query, self.head = i64(plan.queries[t, place]), self.row % group
         self.keep = (
-            (self.key < minimum(chunk, i64(ends[t]) - self.split * chunk))
-            & (self.row < i64(counts[t]) * group)
-            & (at < i64(limits[t, place]))
+            (self.key < minimum(chunk, i64(plan.ends[t]) - self.split * chunk))
+            & (self.row < i64(plan.counts[t]) * group)
+            & (at < i64(plan.limits[t, place]))
         )
 
 
@@ -89,18 +88,9 @@ def paged_attention(
     query: Any = In("N", "Hkv", "G", "D"),
     key: Any = In("pages", "P", "Hkv", "D"),
     value: Any = In("pages", "P", "Hkv", "Dv"),
-    tables: Any = _TABLES,
-    sequence: Any = _SEQUENCE,
-    counts: Any = _NUMBERS,
-    ends: Any = _NUMBERS,
-    chunks: Any = _NUMBERS,
-    queries: Any = _QUERIES,
-    limits: Any = _LIMITS,
+    plan: Any = _PLAN,
     *,
     scale: Any = Param(),
-    S: Any = Extent(1),
-    C: Any = Extent(),
-    rows: Any = Extent(),
 ) -> Any:
     """The mean of a split of each tile's history, weights softmax(scale · query·key), and its lse.
 
@@ -111,7 +101,7 @@ def paged_attention(
     [T, S, Hkv, rows, Dv] and [T, S, Hkv, rows], f32. Raises PagedAttentionError.
     """
     require(finite(scale), "scale finite", scale=scale)
-    at = _History(tables, sequence, counts, ends, chunks, queries, limits, (S, C, rows))
+    at = _History(plan)
     h, d, e = axes("Hkv", "D", "Dv")
     product = query[at.query, h, at.head, d] * key[at.page, at.slot, h, d]
     return _attended(at, scale * sum(product, over=d), value[at.page, at.slot, h, e])
@@ -124,18 +114,9 @@ def paged_mla(
     query_position: Any = In("N", "Hkv", "G", "Dp"),
     latent: Any = In("pages", "P", "Hkv", "Dv"),
     key_position: Any = In("pages", "P", "Hkv", "Dp"),
-    tables: Any = _TABLES,
-    sequence: Any = _SEQUENCE,
-    counts: Any = _NUMBERS,
-    ends: Any = _NUMBERS,
-    chunks: Any = _NUMBERS,
-    queries: Any = _QUERIES,
-    limits: Any = _LIMITS,
+    plan: Any = _PLAN,
     *,
     scale: Any = Param(),
-    S: Any = Extent(1),
-    C: Any = Extent(),
-    rows: Any = Extent(),
 ) -> Any:
     """`paged_attention` with the latent rows as keys and values, and a position part of the score.
 
@@ -144,7 +125,7 @@ def paged_mla(
     and [T, S, Hkv, rows], f32. Raises PagedAttentionError.
     """
     require(finite(scale), "scale finite", scale=scale)
-    at = _History(tables, sequence, counts, ends, chunks, queries, limits, (S, C, rows))
+    at = _History(plan)
     h, p, e = axes("Hkv", "Dp", "Dv")
     d = axis("rank", dim("Dv"))
     content = query[at.query, h, at.head, d] * latent[at.page, at.slot, h, d]

@@ -17,6 +17,7 @@ from ..dsl import (
     Option,
     Out,
     Param,
+    Shared,
     axes,
     axis,
     dim,
@@ -42,6 +43,13 @@ _EXAMPLE = {
     "KH": 3, "KW": 3, "SH": 2, "SW": 2, "PH": 1, "PW": 1, "DH": 1, "DW": 1,
 }  # fmt: skip
 _AVERAGE_EXAMPLE = {n: s for n, s in _EXAMPLE.items() if n not in ("DH", "DW")}
+
+# Kernel, stride and padding of both dims; a declaration reads them by their names as dims.
+_WINDOWS = Shared(
+    KH=Extent(), KW=Extent(), SH=Extent(1), SW=Extent(1), PH=Extent(0), PW=Extent(0)
+)  # fmt: skip
+_DILATION = Shared(DH=Extent(1), DW=Extent(1))
+_COUNTING = Shared(count_include_pad=Option(True, (True, False)), divisor=Param(0, i64))
 
 
 @dataclass(frozen=True)
@@ -96,8 +104,7 @@ def _sides(dilated: bool = True) -> tuple[_Windows, _Windows]:
 @op(out=Out("*planes", "OH", "OW"), static=_STATIC, example=_EXAMPLE, error=PoolingError)
 def max_pool(
     x: Any = In("*planes", "H", "W"), *, OH: Any = Extent(), OW: Any = Extent(),
-    KH: Any = Extent(), KW: Any = Extent(), SH: Any = Extent(1), SW: Any = Extent(1),
-    PH: Any = Extent(0), PW: Any = Extent(0), DH: Any = Extent(1), DW: Any = Extent(1),
+    windows: Any = _WINDOWS, dilation: Any = _DILATION,
 ) -> Any:  # fmt: skip
     """The greatest element of each window; NaN is greatest.
 
@@ -113,8 +120,7 @@ def max_pool(
     static=_STATIC, example=_EXAMPLE, error=PoolingError)  # fmt: skip
 def max_pool_with_indices(
     x: Any = In("*planes", "H", "W"), *, OH: Any = Extent(), OW: Any = Extent(),
-    KH: Any = Extent(), KW: Any = Extent(), SH: Any = Extent(1), SW: Any = Extent(1),
-    PH: Any = Extent(0), PW: Any = Extent(0), DH: Any = Extent(1), DW: Any = Extent(1),
+    windows: Any = _WINDOWS, dilation: Any = _DILATION,
 ) -> Any:  # fmt: skip
     """`max_pool`, and where in its plane the first greatest element is: row · W + column.
 
@@ -145,8 +151,7 @@ def first_index(value: Any, best: Any, row: Any, column: Any, inside: Any, over:
 def max_pool_backward(
     grad: Any = In("*planes", "OH", "OW"), indices: Any = In("*planes", "OH", "OW", dtype=i64),
     *, H: Any = Extent(), W: Any = Extent(),
-    KH: Any = Extent(), KW: Any = Extent(), SH: Any = Extent(1), SW: Any = Extent(1),
-    PH: Any = Extent(0), PW: Any = Extent(0), DH: Any = Extent(1), DW: Any = Extent(1),
+    windows: Any = _WINDOWS, dilation: Any = _DILATION,
 ) -> Any:  # fmt: skip
     """The gradient of `max_pool`: each element gets that of the windows whose index it is.
 
@@ -161,8 +166,7 @@ def max_pool_backward(
     error=PoolingError)  # fmt: skip
 def max_pool_backward_from_input(
     grad: Any = In("*planes", "OH", "OW"), x: Any = In("*planes", "H", "W"), *,
-    KH: Any = Extent(), KW: Any = Extent(), SH: Any = Extent(1), SW: Any = Extent(1),
-    PH: Any = Extent(0), PW: Any = Extent(0), DH: Any = Extent(1), DW: Any = Extent(1),
+    windows: Any = _WINDOWS, dilation: Any = _DILATION,
 ) -> Any:  # fmt: skip
     """`max_pool_backward` where no indices were kept: they are found again.
 
@@ -202,21 +206,17 @@ def _elements(windows: _Windows, window: Any, padded: bool) -> Any:
     return minimum(past, windows.size) - maximum(first, 0)
 
 
-def _divisor(rows: _Windows, columns: _Windows, i: Any, j: Any, padded: bool, fixed: Any) -> Any:
+def _divisor(rows: _Windows, columns: _Windows, i: Any, j: Any, counting: Any) -> Any:
+    padded, fixed = counting.count_include_pad, counting.divisor
     count = _elements(rows, i, padded) * _elements(columns, j, padded)
     return f32(where(fixed > 0, fixed, count))
-
-
-_INCLUDE = Option(True, (True, False))
 
 
 @op(out=Out("*planes", "OH", "OW"), static=_STATIC[:6], example=_AVERAGE_EXAMPLE,
     error=PoolingError)  # fmt: skip
 def avg_pool(
     x: Any = In("*planes", "H", "W"), *, OH: Any = Extent(), OW: Any = Extent(),
-    KH: Any = Extent(), KW: Any = Extent(), SH: Any = Extent(1), SW: Any = Extent(1),
-    PH: Any = Extent(0), PW: Any = Extent(0),
-    count_include_pad: Any = _INCLUDE, divisor: Any = Param(0, i64),
+    windows: Any = _WINDOWS, counting: Any = _COUNTING,
 ) -> Any:  # fmt: skip
     """Σ of each window / number of its elements; a divisor > 0 takes the place of the number.
 
@@ -226,16 +226,14 @@ def avg_pool(
     p, i, j = axes("*planes", "OH", "OW")
     u, v = axis("u", rows.kernel), axis("v", columns.kernel)
     total = sum(x.at(p, rows.place(i, u), columns.place(j, v), fill=0.0), over=(u, v))
-    return total / _divisor(rows, columns, i, j, count_include_pad, divisor)
+    return total / _divisor(rows, columns, i, j, counting)
 
 
 @op(out=Out("*planes", "H", "W", name="dx"), static=_STATIC[:6], example=_AVERAGE_EXAMPLE,
     error=PoolingError)  # fmt: skip
 def avg_pool_backward(
     grad: Any = In("*planes", "OH", "OW"), *, H: Any = Extent(), W: Any = Extent(),
-    KH: Any = Extent(), KW: Any = Extent(), SH: Any = Extent(1), SW: Any = Extent(1),
-    PH: Any = Extent(0), PW: Any = Extent(0),
-    count_include_pad: Any = _INCLUDE, divisor: Any = Param(0, i64),
+    windows: Any = _WINDOWS, counting: Any = _COUNTING,
 ) -> Any:  # fmt: skip
     """The gradient of `avg_pool`: Σ grad / number over the windows that cover an element.
 
@@ -246,7 +244,7 @@ def avg_pool_backward(
     a, b = axis("a", rows.reach), axis("b", columns.reach)
     i, j = rows.last(h) - a, columns.last(w) - b
     covers = _covers(rows, i, h) & _covers(columns, j, w)
-    share = grad.at(p, i, j, fill=0.0) / _divisor(rows, columns, i, j, count_include_pad, divisor)
+    share = grad.at(p, i, j, fill=0.0) / _divisor(rows, columns, i, j, counting)
     return sum(share, over=(a, b), where=covers)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections import OrderedDict, namedtuple
 from typing import Any
@@ -31,7 +30,7 @@ class Caller:
         self.arrays = tuple(d.inputs)
         self.names = (*d.inputs, *d.params, *d.options, *d.extents)
         self.count = len(self.arrays)
-        self.order = tuple(inspect.signature(d.fn).parameters)
+        self.order = d.order
         self.in_order = self.order == self.names
         defaults: dict[str, Any] = {n: None for n, i in d.inputs.items() if i.optional}
         defaults |= {n: p.default for n, p in d.params.items() if p.default is not None}

@@ -11,6 +11,16 @@ import pytest
 os.environ.setdefault("RUDNN_VULKAN_VALIDATION", "1")
 
 
+@pytest.fixture
+def poisoned() -> Iterator[None]:
+    """Memory that kernels on the host allocate is NaN first."""
+    from rudnn.runtime.device import host
+
+    host().driver.poison(True)
+    yield
+    host().driver.poison(False)
+
+
 @pytest.fixture(scope="module")
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A compile cache of a file's own: for tests that clear it."""

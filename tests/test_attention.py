@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,6 @@ from rudnn.ops.attention import (
     attention,
     attention_op,
 )
-from rudnn.runtime.device import host
 
 Array = Any
 
@@ -66,11 +64,7 @@ CASES = {
 }
 
 
-@pytest.fixture(autouse=True)
-def poisoned() -> Iterator[None]:
-    host().driver.poison(True)
-    yield
-    host().driver.poison(False)
+pytestmark = pytest.mark.usefixtures("poisoned")
 
 
 def normal(rng: np.random.Generator, *shape: int, dtype: Any = np.float32) -> Array:

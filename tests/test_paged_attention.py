@@ -1,106 +1,38 @@
-"""Paged attention and MLA: against dense attention, plans, splits, append, errors."""
+"""Paged attention and MLA: against dense attention, plans, splits, errors."""
 
 from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterator, Sequence
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
+from paged_schedules import (
+    DECODE,
+    DEPTH,
+    HEADS,
+    KV_HEADS,
+    MIXED,
+    PAGE,
+    WIDTH,
+    Schedule,
+    close,
+    dense,
+    given,
+    given_mla,
+    mla_dense,
+    refused,
+)
 from spirv_kernels import needs_vulkan
 
 import rudnn
-from rudnn.errors import DeviceError, PagedAttentionError, RudnnError, WorkspaceError
+from rudnn.errors import DeviceError, WorkspaceError
 from rudnn.paged_attention import DevicePlan, HostPlan, SplitWorkspace
 from rudnn.runtime.device import host as host_device
 
-Array = Any
-PAGE, HEADS, KV_HEADS, DEPTH, WIDTH = 16, 6, 2, 24, 20
-TOLERANCE = {"float32": 1e-6, "float16": 2e-3, "bfloat16": 1.6e-2}
-
-
-@pytest.fixture(autouse=True)
-def poisoned() -> Iterator[None]:
-    host_device().driver.poison(True)
-    yield
-    host_device().driver.poison(False)
-
-
-class Schedule:
-    """Lengths, tables over shuffled pages, and the queries; caches with NaN where none reaches."""
-
-    def __init__(
-        self, lengths: Sequence[int], queries: Sequence[tuple[int, int]], page: int = PAGE,
-        spare: int = 3, seed: int = 0,
-    ) -> None:  # fmt: skip
-        self.random = np.random.default_rng(seed)
-        self.page, self.lengths = page, list(lengths)
-        needed = [-(-n // page) for n in lengths]
-        self.pages = sum(needed) + spare
-        order = list(self.random.permutation(self.pages))
-        self.tables = [[int(order.pop()) for _ in range(n)] for n in needed]
-        self.ids, self.positions = (list(x) for x in zip(*queries, strict=True))
-
-    def share_prefix(self, a: int, b: int, pages: int) -> None:
-        self.tables[b][:pages] = self.tables[a][:pages]
-
-    def host(self) -> HostPlan:
-        return HostPlan(self.page, self.pages, self.tables, self.lengths, self.ids, self.positions)
-
-    def cache(self, heads: int, depth: int, dtype: Any = np.float32) -> Array:
-        made = np.full((self.pages, self.page, heads, depth), np.nan, dtype)
-        for table, length in zip(self.tables, self.lengths, strict=True):
-            for j in range(length):
-                made[table[j // self.page], j % self.page] = self.unit(heads, depth)
-        return made
-
-    def unit(self, *shape: int) -> Array:
-        """Values of unit scale."""
-        return self.random.uniform(-1, 1, shape)
-
-    def history(self, cache: Array, sequence: int) -> Array:
-        """[length, heads, depth] of a sequence, in order."""
-        flat = [cache[self.tables[sequence][j // self.page], j % self.page]
-                for j in range(self.lengths[sequence])]  # fmt: skip
-        return np.array(flat, cache.dtype).reshape(len(flat), *cache.shape[2:])
-
-
-def dense(
-    s: Schedule, q: Array, k: Array, v: Array, scale: float, causal: bool,
-) -> Array:  # fmt: skip
-    """Each query on its own, by float64 NumPy."""
-    out = np.zeros((*q.shape[:2], v.shape[3]))
-    for i, (sequence, position) in enumerate(zip(s.ids, s.positions, strict=True)):
-        keys, values = s.history(k, sequence), s.history(v, sequence)
-        if causal:
-            keys, values = keys[: position + 1], values[: position + 1]
-        group = q.shape[1] // k.shape[2]
-        for h in range(q.shape[1] if len(keys) else 0):
-            score = scale * (keys[:, h // group].astype(np.float64) @ q[i, h].astype(np.float64))
-            weight = np.exp(score - score.max())
-            out[i, h] = weight @ values[:, h // group].astype(np.float64) / weight.sum()
-    return out
-
-
-MIXED = (
-    [0, 1, PAGE - 1, PAGE, PAGE + 1, 70, 0, 300],
-    [(7, 299), (0, 0), (1, 0), (2, PAGE - 2), (3, PAGE - 1), (4, PAGE),
-     *((5, p) for p in range(20, 70)), (7, 8), (6, 0), (7, 150)],
-)  # fmt: skip
-DECODE = ([40, 1, 257, 16, 0, 100], [(0, 39), (2, 256), (1, 0), (3, 15), (4, 0), (5, 99)])
-
-
-def given(s: Schedule, dtype: Any = np.float32) -> tuple[Array, Array, Array]:
-    q = s.unit(len(s.ids), HEADS, DEPTH).astype(dtype)
-    return q, s.cache(KV_HEADS, DEPTH, dtype), s.cache(KV_HEADS, WIDTH, dtype)
-
-
-def close(got: Array, want: Array, dtype: str = "float32") -> None:
-    assert got.shape == want.shape and got.dtype.name == dtype
-    np.testing.assert_allclose(got.astype(np.float64), want, rtol=0, atol=TOLERANCE[dtype])
+pytestmark = pytest.mark.usefixtures("poisoned")
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
@@ -144,17 +76,6 @@ def test_the_order_of_pages_does_not_change_a_bit() -> None:
         results.append(DevicePlan.upload(s.host(), np.zeros(1, np.float32)).attention(
             *given(s), 0.2, True))  # fmt: skip
     assert results[0].tobytes() == results[1].tobytes()
-
-
-def mla_dense(s: Schedule, arrays: tuple[Array, ...], scale: float, causal: bool) -> Array:
-    q, qp, latent, kp = arrays
-    joined = [np.concatenate(pair, -1) for pair in ((q, qp), (latent, kp))]
-    return dense(s, joined[0], joined[1], latent, scale, causal)
-
-
-def given_mla(s: Schedule, heads: int = 5, dtype: Any = np.float32) -> tuple[Array, ...]:
-    q, qp = (s.unit(len(s.ids), heads, n).astype(dtype) for n in (40, 8))
-    return q, qp, s.cache(1, 40, dtype), s.cache(1, 8, dtype)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
@@ -291,12 +212,6 @@ def test_a_host_tensor_of_another_queue_is_refused() -> None:
         plan.attention(*there, 0.2, True)
 
 
-def refused(match: str, make: Any) -> None:
-    with pytest.raises(PagedAttentionError, match=match) as info:
-        make()
-    assert isinstance(info.value, RudnnError)
-
-
 def test_a_schedule_that_does_not_fit_is_refused() -> None:
     def host(**changed: Any) -> Any:
         fits: dict[str, Any] = {"page_size": 4, "pages": 6, "tables": [[5, 0], [2]]}
@@ -370,127 +285,3 @@ def test_workspaces_say_their_size_and_are_for_one_shape() -> None:
     space = SplitWorkspace(q, 6, HEADS, WIDTH + 1, 2)
     refused(r"needs a workspace for \[queries, heads, value_dim\] = \[6, 6, 20\], got \[6, 6, 21\]",
             lambda: plan.attention_with_workspace(q, k, v, 0.2, True, space))  # fmt: skip
-
-
-# --- append ---
-
-
-def appended(s: Schedule, k: Array, v: Array, caches: tuple[Array, Array]) -> list[Array]:
-    want = [c.copy() for c in caches]
-    for i, (sequence, position) in enumerate(zip(s.ids, s.positions, strict=True)):
-        at = s.tables[sequence][position // s.page], position % s.page
-        want[0][at], want[1][at] = k[i], v[i]
-    return want
-
-
-def fresh(s: Schedule) -> tuple[Array, Array, Array, Array]:
-    k, v = (s.unit(len(s.ids), KV_HEADS, n).astype(np.float32) for n in (DEPTH, WIDTH))
-    return k, v, s.cache(KV_HEADS, DEPTH), s.cache(KV_HEADS, WIDTH)
-
-
-APPENDED = ([40, 33, 0, 1], [*((0, p) for p in range(10, 40)), (3, 0), (1, 32), (1, 5)])
-
-
-def test_append_writes_in_place_what_is_the_callers_alone() -> None:
-    s = Schedule(*APPENDED)
-    k, v, keys, values = fresh(s)
-    want = appended(s, k, v, (keys, values))
-    plan = DevicePlan.upload(s.host(), k)
-    places = keys.ctypes.data, values.ctypes.data
-    keys, values = plan.append(k, v, keys, values)
-    assert (keys.ctypes.data, values.ctypes.data) == places
-    np.testing.assert_array_equal(keys, want[0])
-    np.testing.assert_array_equal(values, want[1])
-
-
-@pytest.mark.parametrize("kind", ["numpy", "torch", "rudnn"])
-@pytest.mark.parametrize("how", ["view", "name", "both", "alone"])
-def test_append_copies_what_others_look_at(kind: str, how: str) -> None:
-    import torch
-
-    def made(array: Array) -> Any:
-        return {"numpy": np.copy, "torch": torch.tensor, "rudnn": rudnn.tensor}[kind](array)
-
-    s = Schedule(*APPENDED)
-    k, v, keys, values = fresh(s)
-    before, want = keys.copy(), appended(s, k, v, (keys, values))
-    cache, other = made(keys), made(values)
-    other_key = cache[:1] if how == "view" else cache if how == "name" else None
-    plan = DevicePlan.upload(s.host(), cache)
-    if how == "both":
-        got = plan.append(made(k), made(k), cache, cache)
-    else:
-        got = plan.append(made(k), made(v), cache, other)
-        np.testing.assert_array_equal(np.asarray(got[1]), want[1])
-    np.testing.assert_array_equal(np.asarray(got[0]), want[0])
-    if how == "alone":
-        assert got[0] is cache and got[1] is other
-    else:
-        assert got[0] is not cache
-        np.testing.assert_array_equal(np.asarray(cache), before)
-    del other_key
-
-
-def test_append_copies_what_torch_has_from_numpy() -> None:
-    """The array behind the tensor was written."""
-    import torch
-
-    s = Schedule(*APPENDED)
-    k, v, keys, values = fresh(s)
-    before, want = keys.copy(), appended(s, k, v, (keys, values))
-    given = [torch.from_numpy(a) for a in (k, v, keys, values)]
-    plan = DevicePlan.upload(s.host(), given[0])
-    got = plan.append(*given)
-    np.testing.assert_array_equal(got[0].numpy(), want[0])
-    np.testing.assert_array_equal(keys, before)
-
-
-def test_append_of_read_only_memory_copies() -> None:
-    s = Schedule(*APPENDED)
-    k, v, keys, values = fresh(s)
-    want = appended(s, k, v, (keys, values))
-    keys.flags.writeable = False
-    got = DevicePlan.upload(s.host(), k).append(k, v, keys, values)
-    np.testing.assert_array_equal(got[0], want[0])
-    assert np.isnan(keys).any() and got[1] is values
-
-
-def test_append_refuses_two_writes_to_a_slot() -> None:
-    s = Schedule([40, 33], [(0, 5), (1, 2), (0, 5)])
-    k, v, keys, values = fresh(s)
-    before = keys.copy()
-    plan = DevicePlan.upload(s.host(), k)
-    page = s.tables[0][0]
-    refused(f"needs a slot for each key that is appended, got place 5 of page {page} "
-            "for queries 0 and 2", lambda: plan.append(k, v, keys, values))  # fmt: skip
-    np.testing.assert_array_equal(keys, before)
-    s = Schedule([40, 33], [(0, 5), (1, 5)])
-    s.share_prefix(0, 1, 1)
-    plan = DevicePlan.upload(s.host(), k)
-    refused("for queries 0 and 1", lambda: plan.append(k[:2], v[:2], keys, values))
-    plan = DevicePlan.upload(HostPlan(PAGE, s.pages, [[]], [0], [0], [0]), k)
-    refused("needs lengths that include what is appended, got length 0 of sequence 0",
-            lambda: plan.append(k[:1], v[:1], keys, values))  # fmt: skip
-    refused("needs key_cache of shape", lambda: plan.append(k[:1], v[:1], keys[1:], values))
-
-
-@needs_vulkan
-def test_on_vulkan_decoding_step_by_step() -> None:
-    s = Schedule([35, 20], [(0, 34), (1, 19)])
-    k, v, keys, values = fresh(s)
-    want = appended(s, k, v, (keys, values))
-    there = [rudnn.tensor(a, device="vulkan") for a in (k, v, keys, values)]
-    plan = DevicePlan.upload(s.host(), there[0])
-    caches = plan.append(*there)
-    np.testing.assert_array_equal(caches[0].numpy(), want[0])
-    np.testing.assert_array_equal(there[2].numpy(), keys)  # `there` holds it too
-    q = s.unit(2, HEADS, DEPTH).astype(np.float32)
-    q_there = rudnn.tensor(q, device="vulkan")
-    got = plan.attention(q_there, *caches, 0.2, True)
-    close(got.numpy(), dense(s, q, *want, 0.2, True))
-    space = SplitWorkspace(q_there, 2, HEADS, WIDTH, 4)
-    close(plan.attention_with_workspace(q_there, *caches, 0.2, True, space).numpy(),
-          dense(s, q, *want, 0.2, True))  # fmt: skip
-    mla = given_mla(s)
-    close(plan.mla(*(rudnn.tensor(a, device="vulkan") for a in mla), 0.15, True).numpy(),
-          mla_dense(s, mla, 0.15, True))  # fmt: skip

@@ -25,7 +25,6 @@ from rudnn.errors import (
     WorkspaceError,
 )
 from rudnn.runtime import compiler
-from rudnn.runtime.device import host
 
 softmax = rudnn.normalization.softmax_last_axis
 
@@ -308,16 +307,13 @@ def test_damaged_cache_files_are_misses(tmp_path, damage: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.usefixtures("poisoned")
 def test_poisoned_workspace_does_not_reach_results() -> None:
-    host().driver.poison(True)
-    try:
-        x, w = np.ones((65, 33), np.float32), np.ones((19, 33), np.float32)
-        np.testing.assert_array_equal(rudnn.nn.linear(x, w), np.full((65, 19), 33, np.float32))
-        g = np.ones(33, np.float32)
-        made = rudnn.normalization.layer_norm_backward(x, x, g)
-        assert all(np.isfinite(m).all() for m in made)
-    finally:
-        host().driver.poison(False)
+    x, w = np.ones((65, 33), np.float32), np.ones((19, 33), np.float32)
+    np.testing.assert_array_equal(rudnn.nn.linear(x, w), np.full((65, 19), 33, np.float32))
+    g = np.ones(33, np.float32)
+    made = rudnn.normalization.layer_norm_backward(x, x, g)
+    assert all(np.isfinite(m).all() for m in made)
 
 
 def test_gradients_of_what_has_no_backward_are_refused() -> None:

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from rudnn.runtime.cache import DiskCache
 
 # Before anything makes the Vulkan instance: what its validation layer says fails a test.
 os.environ.setdefault("RUDNN_VULKAN_VALIDATION", "1")
@@ -19,6 +24,31 @@ def poisoned() -> Iterator[None]:
     host().driver.poison(True)
     yield
     host().driver.poison(False)
+
+
+@pytest.fixture(scope="session")
+def native_cache(tmp_path_factory: pytest.TempPathFactory) -> DiskCache:
+    """Where tests of the native runtime have it built."""
+    from rudnn.runtime.cache import DiskCache
+
+    return DiskCache(tmp_path_factory.mktemp("native-cache"))
+
+
+@pytest.fixture(scope="session")
+def native_library(native_cache: DiskCache, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The kernels of `native_kernels`, linked as compiled ones are."""
+    from native_kernels import KERNELS, NO_COMPILER
+
+    from rudnn.runtime.targets.llvm import toolchain
+
+    if toolchain.find_compiler() is None:
+        pytest.skip(NO_COMPILER)
+    folder = tmp_path_factory.mktemp("native")
+    source, compiled = folder / "kernels.c", folder / "kernels.o"
+    source.write_text(KERNELS)
+    toolchain.run_compiler(["-O1", "-fPIC", "-c", source, "-o", compiled])
+    stub = toolchain.build_runtime(native_cache).file(toolchain.KERNEL_OBJECT)
+    return toolchain.link([compiled, stub], folder / "kernels.so")
 
 
 @pytest.fixture(scope="module")

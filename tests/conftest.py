@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from spirv_kernels import Runner
+
     from rudnn.runtime.cache import DiskCache
 
 # Before anything makes the Vulkan instance: what its validation layer says fails a test.
@@ -24,6 +26,25 @@ def poisoned() -> Iterator[None]:
     host().driver.poison(True)
     yield
     host().driver.poison(False)
+
+
+@pytest.fixture(scope="module")
+def vulkan_is_silent() -> Iterator[None]:
+    """The validation layer has nothing to say about all of a file."""
+    from rudnn.runtime.targets.vulkan import instance
+    from rudnn.runtime.targets.vulkan.driver import driver
+
+    yield
+    if driver().device_names():
+        assert "\n".join(instance.validation_messages()) == ""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Runner:
+    """What runs device functions on the first Vulkan device."""
+    from spirv_kernels import Runner
+
+    return Runner(tmp_path_factory.mktemp("spirv"))
 
 
 @pytest.fixture(scope="session")

@@ -32,7 +32,8 @@ Make = Callable[..., Any]
 
 needs_vulkan = pytest.mark.skipif(
     not driver().device_names(),
-    reason="needs Vulkan: pip install 'rudnn[vulkan]'; apt install mesa-vulkan-drivers libvulkan1",
+    reason="needs Vulkan: pip install 'rudnn[vulkan]'; apt install mesa-vulkan-drivers libvulkan1 "
+    "vulkan-validationlayers",
 )
 THREADS = 64
 N = 512

@@ -6,148 +6,19 @@ import hashlib
 import json
 import shutil
 import subprocess
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from exports import WARNINGS, Exported, compare, compile_c, execute, exported, shares
+from native_kernels import needs_compiler
 
-from rudnn.dsl import Extent, In, Out, Param, axes, bf16, dim, f16, f32, i64, op, require, sum
-from rudnn.dsl.dtypes import BY_NAME, DType
-from rudnn.dsl.errors import NormalizationError, OperatorError, RudnnError, TargetError
-from rudnn.dsl.oracle import evaluate
-from rudnn.ops.attention import attention_op
-from rudnn.ops.embedding import embedding
+from rudnn.dsl import bf16, f16, f32
 from rudnn.ops.linear import linear
 from rudnn.ops.normalization import layer_norm, rms_norm, softmax_last_axis
-from rudnn.ops.pointwise import add
-from rudnn.runtime.export import Request, export_operator, sample
-from rudnn.runtime.targets.llvm import cpu, toolchain
 
-pytestmark = pytest.mark.skipif(
-    toolchain.find_compiler() is None, reason="needs a C compiler: apt install gcc"
-)
-WARNINGS = ("-Wall", "-Wextra", "-Werror")
-TOLERANCE = {f32: 2e-5, f16: 2e-3, bf16: 1.6e-2}
-
-
-@op(out=Out("*rows", "H"), example={"rows": (8,), "H": 16})
-def shares(x: Any = In("*rows", "H")) -> Any:
-    """x / Σ x over the rows: needs a workspace, and scratch memory besides."""
-    r, h = axes("*rows", "H")
-    s = axes("*rows")
-    return x[r, h] / sum(x[s, h], over=s)
-
-
-@op(out=Out("i", "while", name="status"), example={"i": 4, "while": 5, "default": 3})
-def awkward(
-    double: Any = In("i", "default"), x: Any = In("default", "while"), *, short: Any = Param(2.0)
-) -> Any:
-    """Names that C keeps for itself. */ The comment must not end here."""
-    i, w, d = axes("i", "while", "default")
-    return sum(double[i, d] * x[d, w], over=d) * short
-
-
-@op(out=Out("N", "k"), static=("k",), example={"N": 6, "H": 9, "k": 4})
-def head(x: Any = In("N", "H"), k: Any = Extent(4)) -> Any:
-    """The first k columns."""
-    require(dim("H") >= dim("k"), "H ≥ k", H=dim("H"), k=dim("k"))
-    n, j = axes("N", "k")
-    return x[n, j] + 0
-
-
-@dataclass
-class Exported:
-    """An exported operator and how it was asked for."""
-
-    declaration: Any
-    folder: Path
-    manifest: dict[str, Any]
-    asked: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def name(self) -> str:
-        return str(self.manifest["name"])
-
-    def host(self) -> Path:
-        """The example host, built by its documented command with every warning an error."""
-        command = self.manifest["build"].split()
-        assert command[0] == "cc"
-        made = self.folder / f"{self.name}_host"
-        if not made.exists():
-            compile_c([*WARNINGS, *command[1:]], self.folder)
-        return made
-
-    def run(self, *arguments: str) -> str:
-        return execute([self.host(), *arguments, "--out", self.folder])
-
-    def sizes(self, **given: int) -> dict[str, int]:
-        """Sizes of all dims; a dynamic one not given has its example size."""
-        dims = self.manifest["dims"]
-        fixed = {d["name"]: d["size"] for d in dims if d["size"] != "dynamic"}
-        return {d["name"]: d["example"] for d in dims} | fixed | given
-
-    def shape(self, tensor: dict[str, Any], sizes: dict[str, int]) -> list[int]:
-        return [e if isinstance(e, int) else sizes[e] for e in tensor["shape"]]
-
-    def inputs(self, **given: int) -> dict[str, Any]:
-        """The host's own example inputs."""
-        made, sizes = {}, self.sizes(**given)
-        tensors = [t for t in self.manifest["tensors"] if t["role"] == "input"]
-        for seed, tensor in enumerate(tensors, 1):
-            shape = self.shape(tensor, sizes)
-            below = sizes.get(tensor["values_below"], 0)
-            flat = sample(int(np.prod(shape)), seed, BY_NAME[tensor["dtype"]], below)
-            made[tensor["name"]] = flat.reshape(shape)
-        return made
-
-    def results(self, **given: int) -> dict[str, Any]:
-        """What the host wrote."""
-        made, sizes = {}, self.sizes(**given)
-        for tensor in self.manifest["tensors"]:
-            if tensor["role"] == "output":
-                dtype = BY_NAME[tensor["dtype"]].numpy
-                raw = np.frombuffer((self.folder / f"{tensor['name']}.bin").read_bytes(), dtype)
-                made[tensor["name"]] = raw.reshape(self.shape(tensor, sizes))
-        return made
-
-    def expected(
-        self, inputs: dict[str, Any], scalars: dict[str, float] | None = None, /, **given: int
-    ) -> tuple[Any, ...]:
-        """The float64 oracle's results."""
-        asked = self.asked
-        request = Request(self.declaration, dict(asked.get("ranks", {})))
-        spec = request.spec(
-            dict(asked.get("dims", {})), asked.get("dtype"), asked.get("options", {}),
-            asked.get("present", ()), asked.get("dtypes", {}),
-        )  # fmt: skip
-        sizes = self.sizes(**given)
-        numbers = {d["slot"]: sizes[d["name"]] for d in self.manifest["dims"]}
-        numbers |= {s["name"]: s["default"] for s in self.manifest["scalars"]}
-        numbers |= scalars or {}
-        return evaluate(self.declaration.trace(spec), inputs, numbers, precision="float64")
-
-
-def execute(command: list[Any]) -> str:
-    done = subprocess.run([str(c) for c in command], capture_output=True, text=True)
-    assert done.returncode == 0, f"{command} ended with {done.returncode}: {done.stderr}"
-    return done.stdout
-
-
-def compile_c(arguments: list[Any], folder: Path) -> None:
-    compiler = toolchain.find_compiler()
-    assert compiler is not None
-    command = [*compiler, *(str(a) for a in arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
-    assert done.returncode == 0, done.stderr
-
-
-def exported(folder: Path, declaration: Any, **asked: Any) -> Exported:
-    return Exported(
-        declaration, folder, export_operator(declaration, folder=folder, **asked), asked
-    )
-
+pytestmark = needs_compiler
 
 CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "rms_norm-f32": (rms_norm, {"dims": {"H": 96}}),
@@ -178,11 +49,6 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return get
 
 
-def compare(got: Any, wanted: Any, dtype: DType) -> None:
-    limit = TOLERANCE[dtype]
-    np.testing.assert_allclose(got.astype(np.float64), wanted, rtol=limit, atol=limit)
-
-
 @pytest.mark.parametrize("rows", [0, 1, 7, 4096])
 @pytest.mark.parametrize("case", CASES)
 def test_host_agrees_with_the_oracle(library: Any, case: str, rows: int) -> None:
@@ -195,49 +61,6 @@ def test_host_agrees_with_the_oracle(library: Any, case: str, rows: int) -> None
     if out.size:
         shown = printed.split("=")[1].split(";")[0].split()
         np.testing.assert_allclose([float(s) for s in shown], wanted.ravel()[:4], atol=2e-3)
-
-
-@pytest.mark.parametrize("dtype", [f32, f16])
-def test_attention_with_a_mask(tmp_path: Path, dtype: DType) -> None:
-    made = exported(
-        tmp_path, attention_op, dtype=dtype, present=["mask"], options={"causal": "bottom_right"},
-        dims={"D": 16, "Dv": 24},
-    )  # fmt: skip
-    given = {"B": 2, "Hq": 4, "Hkv": 2, "Q": 5, "K": 9}
-    settings = [f"{name}={size}" for name, size in given.items()]
-    made.run(*settings, "scale=0.25")
-    wanted = made.expected(made.inputs(**given), {"scale": 0.25}, **given)
-    compare(made.results(**given)["out"], wanted[0], dtype)
-    done = subprocess.run([made.host(), "Hkv=3"], capture_output=True, text=True)
-    assert done.returncode == 1 and "requirement" in done.stderr
-
-
-def test_broadcast_input_and_a_longer_pack(tmp_path: Path) -> None:
-    made = exported(tmp_path, add, ranks={"shape": 3}, dtype=bf16, dims={"shape.2": 5})
-    made.run("shape_0=3", "shape_1=4")
-    given = {"shape_0": 3, "shape_1": 4}
-    compare(made.results(**given)["out"], made.expected(made.inputs(**given), **given)[0], bf16)
-
-
-def test_no_dims_at_all(tmp_path: Path) -> None:
-    made = exported(tmp_path, add, ranks={"shape": 0})
-    made.run()
-    compare(made.results()["out"], made.expected(made.inputs())[0], f32)
-
-
-def test_names_that_c_keeps_for_itself(tmp_path: Path) -> None:
-    made = exported(tmp_path, awkward)
-    made.run("short_=2")
-    out = np.frombuffer((tmp_path / "status_.bin").read_bytes(), np.float32).reshape(4, 5)
-    compare(out, made.expected(made.inputs())[0], f32)
-
-
-def test_all_dims_compiled_in(tmp_path: Path) -> None:
-    made = exported(tmp_path, rms_norm, dims={"rows": "3", "H": 16})
-    text = (tmp_path / f"{made.name}.h").read_text()
-    assert "_rows 3" in text and "int64_t rows" not in text
-    made.run()
-    compare(made.results()["out"], made.expected(made.inputs())[0], f32)
 
 
 def test_host_reads_files_and_scalars(library: Any) -> None:
@@ -266,20 +89,6 @@ def test_host_refuses(library: Any, arguments: list[str], message: str) -> None:
         [library("rms_norm-f32").host(), *arguments], capture_output=True, text=True
     )
     assert done.returncode in (1, 2) and message in done.stderr and not done.stdout
-
-
-def test_index_out_of_range_is_refused_not_read(tmp_path: Path) -> None:
-    made = exported(tmp_path, embedding, dims={"H": 8}, dtypes={"indices": i64})
-    made.run("tokens=10", "V=7")
-    given = {"tokens": 10, "V": 7}
-    compare(made.results(**given)["out"], made.expected(made.inputs(**given), **given)[0], f32)
-    for bad in (-1, 7, 2**40):
-        np.array([0, bad], np.int64).tofile(tmp_path / "bad")
-        done = subprocess.run(
-            [made.host(), "tokens=2", "V=7", f"indices=@{tmp_path / 'bad'}"],
-            capture_output=True, text=True,
-        )  # fmt: skip
-        assert done.returncode == 1 and "an index out of range" in done.stderr
 
 
 STRIDED = r"""
@@ -467,82 +276,3 @@ def test_manifest(library: Any) -> None:
         assert hashlib.sha256((made.folder / name).read_bytes()).hexdigest() == digest
     left = {p.name for p in made.folder.iterdir()} - set(stored["files"]) - {"manifest.json"}
     assert not {n for n in left if n.endswith((".ll", ".h"))}
-
-
-def test_export_is_reproducible(tmp_path: Path) -> None:
-    first = exported(tmp_path / "a", softmax_last_axis, dims={"H": 40}).manifest
-    again = exported(tmp_path / "b", softmax_last_axis, dims={"H": 40}).manifest
-    assert first == again
-
-
-def test_aarch64_object(tmp_path: Path) -> None:
-    made = exported(tmp_path, rms_norm, target="llvm:aarch64", dtype=f16)
-    header = (tmp_path / f"{made.name}.o").read_bytes()[:20]
-    assert header[:4] == b"\x7fELF" and header[4] == 2
-    assert int.from_bytes(header[16:18], "little") == 1  # relocatable
-    assert int.from_bytes(header[18:20], "little") == 183  # aarch64
-    assert made.manifest["cpu"]["triple"].startswith("aarch64")
-
-
-@pytest.mark.parametrize(
-    "level, flags", [("x86-64-v2", {"sse4_2"}), ("x86-64-v3", {"avx2", "fma", "f16c"})]
-)
-@pytest.mark.parametrize("dtype", [f32, f16])
-def test_baseline_for_other_machines(
-    tmp_path: Path, level: str, flags: set[str], dtype: DType
-) -> None:
-    if not flags <= cpu.features():
-        pytest.skip(f"needs a processor with {', '.join(sorted(flags))}")
-    made = exported(tmp_path, layer_norm, target=f"llvm:{level}", dtype=dtype, dims={"H": 77})
-    made.run("rows=9")
-    compare(made.results(rows=9)["out"], made.expected(made.inputs(rows=9), rows=9)[0], dtype)
-
-
-REFUSED: dict[str, tuple[Any, dict[str, Any], type[RudnnError], str]] = {
-    "unknown dim": (rms_norm, {"dims": {"W": 3}}, NormalizationError,
-                    "needs dims among rows, H, got W"),
-    "static only": (rms_norm, {"dims": {"H": "dynamic"}}, NormalizationError,
-                    "needs a size of H, which is static only, got dynamic"),
-    "size": (rms_norm, {"dims": {"H": -1}}, NormalizationError, "needs H a size ≥ 0 or dynamic"),
-    "word": (rms_norm, {"dims": {"rows": "some"}}, NormalizationError, "rows a size ≥ 0"),
-    "dtype": (rms_norm, {"dtype": i64}, NormalizationError, "needs a dtype among f32, f16, bf16"),
-    "present": (layer_norm, {"present": ["gamma"]}, NormalizationError,
-                "needs optional inputs among beta, got gamma"),
-    "pack": (rms_norm, {"ranks": {"H": 2}}, NormalizationError, "needs ranks of rows, got H"),
-    "rank": (rms_norm, {"ranks": {"rows": -1}}, NormalizationError, "needs a rank ≥ 0 for rows"),
-    "option": (rms_norm, {"options": {"fast": 1}}, NormalizationError,
-               "needs options among none, got fast"),
-    "input dtype": (rms_norm, {"dtypes": {"gamma": f16}}, NormalizationError,
-                    "needs gamma of dtype f32, got f16"),
-    "contract": (rms_norm, {"dims": {"H": 0}}, NormalizationError, "a last axis that is not empty"),
-    "unit": (rms_norm, {"unit": ["y"]}, NormalizationError, "needs unit tensors among"),
-    "name": (rms_norm, {"name": "rms-norm"}, NormalizationError, "a name that is a C identifier"),
-    "target": (shares, {"target": "llvm:pdp11"}, TargetError, "pdp11"),
-    "own error": (shares, {"dims": {"Q": 1}}, OperatorError, "needs dims among rows, H, got Q"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_refused_with_a_typed_error(tmp_path: Path, case: str) -> None:
-    declaration, asked, error, message = REFUSED[case]
-    with pytest.raises(error, match=".*" + message):
-        exported(tmp_path / "out", declaration, **asked)
-    assert not (tmp_path / "out").exists()
-
-
-def test_requirement_over_dims_is_checked_in_c(tmp_path: Path) -> None:
-    made = exported(tmp_path, head, unit=[])
-    made.run("N=3", "H=5")
-    given = {"N": 3, "H": 5}
-    compare(made.results(**given)["out"], made.expected(made.inputs(**given), **given)[0], f32)
-    done = subprocess.run([made.host(), "H=3"], capture_output=True, text=True)
-    assert done.returncode == 1 and "requirement" in done.stderr
-
-
-def test_example_values_are_the_documented_ones() -> None:
-    """The first of splitmix64 at 1 << 32, worked out by hand."""
-    z = (1 << 32) * 0x9E3779B97F4A7C15 % 2**64
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
-        z = (z ^ (z >> shift)) * factor % 2**64
-    assert sample(1, 1, f32)[0] == ((z >> 56) - 128) / 128
-    assert sample(1, 1, i64, 1000)[0] == (z >> 33) % 1000

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-import shlex
-import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from exports import WARNINGS, build_host, compile_c, execute
+from native_kernels import needs_compiler
 
 import rudnn
 from rudnn.check import check
@@ -23,10 +23,6 @@ from rudnn.runtime import embed
 from rudnn.runtime.export import export_operator
 from rudnn.runtime.targets import registered
 from rudnn.runtime.targets.llvm import loader, toolchain
-
-needs_compiler = pytest.mark.skipif(
-    toolchain.find_compiler() is None, reason="needs a C compiler: apt install gcc"
-)
 
 SWEEP = r"""
 #include <stdio.h>
@@ -52,18 +48,6 @@ def apart(x: Any = In("N", "H")) -> Any:
     return x[n, h] + 0
 
 
-def compiled(folder: Path, *arguments: object) -> None:
-    command = [*(toolchain.find_compiler() or ()), "-Wall", "-Werror", *map(str, arguments)]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-
-def said(*command: object) -> str:
-    done = subprocess.run([str(c) for c in command], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 @needs_compiler
 def test_c_rounded_division_of_negative_numbers_to_zero_unlike_python(tmp_path: Path) -> None:
     a, b = (ScalarRef(n, i64) for n in "ab")
@@ -73,20 +57,9 @@ def test_c_rounded_division_of_negative_numbers_to_zero_unlike_python(tmp_path: 
         program = program.replace(word, source(node, "c"))
     (tmp_path / "sweep.c").write_text(program)
     runtime = toolchain.NATIVE / "rudnn_runtime.c"
-    compiled(
-        tmp_path,
-        "-I",
-        toolchain.NATIVE,
-        "-I",
-        embed.NATIVE,
-        "-o",
-        "sweep",
-        "sweep.c",
-        runtime,
-        "-lm",
-        "-lpthread",
-    )
-    got = [float(word) for word in said(tmp_path / "sweep").split()]
+    places = [f"-I{toolchain.NATIVE}", f"-I{embed.NATIVE}"]
+    compile_c([*WARNINGS, *places, "-o", "sweep", "sweep.c", runtime, "-lm", "-lpthread"], tmp_path)
+    got = [float(word) for word in execute([tmp_path / "sweep"]).split()]
     want = [
         float(evaluate(node, {"a": i, "b": j}))
         for i in range(-7, 8) for j in range(-3, 4) if j for node in nodes.values()
@@ -99,8 +72,8 @@ def test_exported_requirement_over_a_negative_number_was_refused(tmp_path: Path)
     x = np.ones((4, 5), np.float32)
     assert np.array_equal(apart(x), x)
     made = export_operator(apart, folder=tmp_path)
-    compiled(tmp_path, *shlex.split(made["build"])[1:])
-    said(tmp_path / f"{made['name']}_host", "N=4", "H=5")
+    build_host(made, tmp_path)
+    execute([tmp_path / f"{made['name']}_host", "N=4", "H=5"])
 
 
 @pytest.mark.parametrize("number", [math.inf, -math.inf, math.nan])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -11,35 +9,27 @@ from typing import Any
 import amdgpu
 import numpy as np
 import pytest
+from exports import build_host, run_host
+from exports import shares_of_squares as shares
 from hip_emulator import emulated, stub_library
+from native_kernels import needs_compiler
 
-from rudnn.dsl import In, Out, axes, op, sum
 from rudnn.dsl.dtypes import f16, f32
 from rudnn.ops.linear import linear
 from rudnn.ops.pointwise import mul
 from rudnn.runtime.export import export_operator, sample
 from rudnn.runtime.targets.rocm import capability, linker
 
-C = ("-std=c99", "-Wall", "-Wextra", "-Werror")
 pytestmark = [
     pytest.mark.skipif(linker.find() is None, reason=f"needs {linker.HINT}"),
-    pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler: apt install gcc"),
+    needs_compiler,
 ]
-
-
-@op(out=Out("*rows", "H"), example={"rows": (8,), "H": 16})
-def shares(x: Any = In("*rows", "H")) -> Any:
-    """x / Σ x² over the rows: the sums are in the workspace."""
-    r, h = axes("*rows", "H")
-    s = axes("*rows")
-    return x[r, h] / (1.0 + sum(x[s, h] * x[s, h], over=s))
 
 
 def export(operator: Any, folder: Path, name: str, arch: str, **wanted: Any) -> dict[str, Any]:
     """Export, and build the host."""
     manifest = export_operator(operator, target=f"rocm:{arch}", folder=folder, name=name, **wanted)
-    command = manifest["build"].split()
-    subprocess.run([command[0], *C, *command[1:]], cwd=folder, check=True)
+    build_host(manifest, folder, "-std=c99")
     (folder / "libamdhip64.so").symlink_to(stub_library())
     (folder / "out").mkdir()
     return manifest
@@ -54,12 +44,7 @@ def emulate(folder: Path, name: str, arch: str) -> None:
 def run(folder: Path, name: str, *arguments: str, code: int = 0, driver: bool = True) -> str:
     """What the host prints."""
     places = {"LD_LIBRARY_PATH": str(folder)} if driver else {}
-    done = subprocess.run(
-        [f"./{name}_host", *arguments, "--out", "out"], cwd=folder, capture_output=True, text=True,
-        timeout=60, env={**os.environ, **places}, check=False,
-    )  # fmt: skip
-    assert done.returncode == code, done.stderr
-    return done.stdout + done.stderr
+    return run_host(folder, name, *arguments, "--out", "out", code=code, **places)
 
 
 @pytest.mark.parametrize("arch", ["gfx90a", "gfx1201"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 import shutil
 import subprocess
@@ -12,15 +11,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from exports import build_host, run_host
+from exports import shares_of_squares as shares
 
-from rudnn.dsl import In, Out, axes, op, sum
 from rudnn.dsl.dtypes import f16, f32
 from rudnn.ops.pointwise import gelu, mul
 from rudnn.runtime.export import export_operator, sample
 from rudnn.runtime.targets.vulkan.driver import driver
 from rudnn.runtime.targets.vulkan.tools import find
 
-WARNINGS = ("-std=c99", "-Wall", "-Wextra", "-Werror")
 HEADER = subprocess.run(
     ["cc", "-E", "-x", "c", "-"], input=b"#include <vulkan/vulkan.h>", capture_output=True,
     check=False,
@@ -33,25 +32,17 @@ needs_host = pytest.mark.skipif(
 
 def run(folder: Path, name: str, *arguments: str, code: int = 0) -> str:
     """What the host prints, with the validation layer watching."""
-    done = subprocess.run(
-        [f"./{name}_host", *arguments], cwd=folder, capture_output=True, text=True, timeout=120,
-        env={**os.environ, "VK_INSTANCE_LAYERS": "VK_LAYER_KHRONOS_validation"}, check=False,
-    )  # fmt: skip
-    assert done.returncode == code, done.stderr
-    assert "VUID" not in done.stdout + done.stderr
-    return done.stdout + done.stderr
-
-
-def build(folder: Path, manifest: dict[str, Any]) -> None:
-    command = manifest["build"].split()
-    subprocess.run([command[0], *WARNINGS, *command[1:]], cwd=folder, check=True)
+    layer = {"VK_INSTANCE_LAYERS": "VK_LAYER_KHRONOS_validation"}
+    printed = run_host(folder, name, *arguments, code=code, **layer)
+    assert "VUID" not in printed
+    return printed
 
 
 @needs_host
 @pytest.mark.parametrize("dtype, tolerance", [(f32, 1e-6), (f16, 2e-3)])
 def test_the_host_agrees_with_the_oracle(tmp_path: Path, dtype: Any, tolerance: float) -> None:
     manifest = export_operator(gelu, target="vulkan", dtype=dtype, folder=tmp_path, name="gelu")
-    build(tmp_path, manifest)
+    build_host(manifest, tmp_path, "-std=c99")
     for count in (3, 1000, 0):
         (tmp_path / "out").mkdir(exist_ok=True)
         assert f"; {count} elements" in run(tmp_path, "gelu", f"shape={count}", "--out", "out")
@@ -61,21 +52,13 @@ def test_the_host_agrees_with_the_oracle(tmp_path: Path, dtype: Any, tolerance: 
         assert got.shape == want.shape and np.allclose(got, want, tolerance, tolerance)
 
 
-@op(out=Out("*rows", "H"), example={"rows": (8,), "H": 16})
-def shares(x: Any = In("*rows", "H")) -> Any:
-    """x / Σ x² over the rows: the sums are in the workspace."""
-    r, h = axes("*rows", "H")
-    s = axes("*rows")
-    return x[r, h] / (1.0 + sum(x[s, h] * x[s, h], over=s))
-
-
 @needs_host
 def test_kernels_share_a_workspace_that_the_device_lends(tmp_path: Path) -> None:
     manifest = export_operator(
         shares, target="vulkan", folder=tmp_path, name="shares", dims={"H": "dynamic"}
     )
     assert len(manifest["launches"]) > 1
-    build(tmp_path, manifest)
+    build_host(manifest, tmp_path, "-std=c99")
     (tmp_path / "out").mkdir()
     for rows, h in ((3, 5), (40, 17)):
         run(tmp_path, "shares", f"rows={rows}", f"H={h}", "--out", "out")
@@ -91,7 +74,7 @@ def test_many_numbers_go_through_a_buffer(tmp_path: Path) -> None:
         mul, target="vulkan", folder=tmp_path, name="mul", ranks={"shape": 4}, unit=()
     )
     assert manifest["shaders"][0]["numbers"]["in"] == "buffer"
-    build(tmp_path, manifest)
+    build_host(manifest, tmp_path, "-std=c99")
     (tmp_path / "out").mkdir()
     sizes = {"shape_0": 2, "shape_1": 3, "shape_2": 4, "shape_3": 5}
     run(tmp_path, "mul", *(f"{n}={v}" for n, v in sizes.items()), "--out", "out")
@@ -102,7 +85,7 @@ def test_many_numbers_go_through_a_buffer(tmp_path: Path) -> None:
 @needs_host
 def test_a_host_without_its_kernels_says_so(tmp_path: Path) -> None:
     manifest = export_operator(gelu, target="vulkan", folder=tmp_path, name="gelu")
-    build(tmp_path, manifest)
+    build_host(manifest, tmp_path, "-std=c99")
     (tmp_path / "gelu_0.spv").write_bytes(b"not SPIR-V at all")
     assert "reading SPIR-V from ./gelu_0.spv failed" in run(tmp_path, "gelu", code=1)
     (tmp_path / "gelu_0.spv").unlink()

@@ -45,7 +45,7 @@ _EXAMPLE = {
 _AVERAGE_EXAMPLE = {n: s for n, s in _EXAMPLE.items() if n not in ("DH", "DW")}
 
 # Kernel, stride and padding of both dims; a declaration reads them by their names as dims.
-_WINDOWS = Shared(
+_SIZES = Shared(
     KH=Extent(), KW=Extent(), SH=Extent(1), SW=Extent(1), PH=Extent(0), PW=Extent(0)
 )  # fmt: skip
 _DILATION = Shared(DH=Extent(1), DW=Extent(1))
@@ -104,7 +104,7 @@ def _sides(dilated: bool = True) -> tuple[_Windows, _Windows]:
 @op(out=Out("*planes", "OH", "OW"), static=_STATIC, example=_EXAMPLE, error=PoolingError)
 def max_pool(
     x: Any = In("*planes", "H", "W"), *, OH: Any = Extent(), OW: Any = Extent(),
-    windows: Any = _WINDOWS, dilation: Any = _DILATION,
+    sizes: Any = _SIZES, dilation: Any = _DILATION,
 ) -> Any:  # fmt: skip
     """The greatest element of each window; NaN is greatest.
 
@@ -120,7 +120,7 @@ def max_pool(
     static=_STATIC, example=_EXAMPLE, error=PoolingError)  # fmt: skip
 def max_pool_with_indices(
     x: Any = In("*planes", "H", "W"), *, OH: Any = Extent(), OW: Any = Extent(),
-    windows: Any = _WINDOWS, dilation: Any = _DILATION,
+    sizes: Any = _SIZES, dilation: Any = _DILATION,
 ) -> Any:  # fmt: skip
     """`max_pool`, and where in its plane the first greatest element is: row · W + column.
 
@@ -151,7 +151,7 @@ def first_index(value: Any, best: Any, row: Any, column: Any, inside: Any, over:
 def max_pool_backward(
     grad: Any = In("*planes", "OH", "OW"), indices: Any = In("*planes", "OH", "OW", dtype=i64),
     *, H: Any = Extent(), W: Any = Extent(),
-    windows: Any = _WINDOWS, dilation: Any = _DILATION,
+    sizes: Any = _SIZES, dilation: Any = _DILATION,
 ) -> Any:  # fmt: skip
     """The gradient of `max_pool`: each element gets that of the windows whose index it is.
 
@@ -166,7 +166,7 @@ def max_pool_backward(
     error=PoolingError)  # fmt: skip
 def max_pool_backward_from_input(
     grad: Any = In("*planes", "OH", "OW"), x: Any = In("*planes", "H", "W"), *,
-    windows: Any = _WINDOWS, dilation: Any = _DILATION,
+    sizes: Any = _SIZES, dilation: Any = _DILATION,
 ) -> Any:  # fmt: skip
     """`max_pool_backward` where no indices were kept: they are found again.
 
@@ -216,7 +216,7 @@ def _divisor(rows: _Windows, columns: _Windows, i: Any, j: Any, counting: Any) -
     error=PoolingError)  # fmt: skip
 def avg_pool(
     x: Any = In("*planes", "H", "W"), *, OH: Any = Extent(), OW: Any = Extent(),
-    windows: Any = _WINDOWS, counting: Any = _COUNTING,
+    sizes: Any = _SIZES, counting: Any = _COUNTING,
 ) -> Any:  # fmt: skip
     """Σ of each window / number of its elements; a divisor > 0 takes the place of the number.
 
@@ -233,7 +233,7 @@ def avg_pool(
     error=PoolingError)  # fmt: skip
 def avg_pool_backward(
     grad: Any = In("*planes", "OH", "OW"), *, H: Any = Extent(), W: Any = Extent(),
-    windows: Any = _WINDOWS, counting: Any = _COUNTING,
+    sizes: Any = _SIZES, counting: Any = _COUNTING,
 ) -> Any:  # fmt: skip
     """The gradient of `avg_pool`: Σ grad / number over the windows that cover an element.
 

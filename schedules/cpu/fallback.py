@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ...dsl import forms
 from ..capability import Capability
 from ..emit import Emitter, masked, reducer
 from ..group import Group, is_map
-from ..rule import Config, Rejection, check
+from ..plain import reductions_and_maps
+from ..rule import Config, Rejection
 from .loops import parallel_all
 
 
@@ -19,10 +19,7 @@ class Fallback:
     name = "fallback"
 
     def match(self, group: Group, caps: Capability) -> Rejection | None:
-        return check(
-            all(is_map(s) or isinstance(s.expr, forms.Reduce) for s in group.stages),
-            "needs reductions and pointwise stages only",
-        )
+        return reductions_and_maps(group)
 
     def default(self, group: Group, caps: Capability) -> Config:
         return Config()

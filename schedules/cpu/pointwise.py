@@ -8,8 +8,9 @@ from typing import Any
 
 from ..capability import Capability
 from ..emit import Emitter
-from ..group import Group, is_map
-from ..rule import Config, Rejection, check, first_rejection
+from ..group import Group
+from ..plain import one_map
+from ..rule import Config, Rejection
 from .loops import fuse_all, vectorize
 
 
@@ -27,10 +28,7 @@ class Pointwise:
     name = "pointwise"
 
     def match(self, group: Group, caps: Capability) -> Rejection | None:
-        return first_rejection(
-            check(len(group.stages) == 1, "needs one stage"),
-            check(is_map(group.stages[0]), "needs a pointwise stage"),
-        )
+        return one_map(group)
 
     def default(self, group: Group, caps: Capability) -> PointwiseConfig:
         return PointwiseConfig()

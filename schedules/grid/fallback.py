@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ...dsl import forms
 from ...dsl.expr import Stage
 from ..capability import Capability
 from ..emit import Emitter
 from ..group import Group, is_map
+from ..plain import reductions_and_maps
 from ..roles import roles
-from ..rule import Config, Rejection, check
+from ..rule import Config, Rejection
 from .columns import ColumnsConfig, reduce_columns
 from .contraction import Contraction, multiply
 from .nest import GridNest, block_size
@@ -26,10 +26,7 @@ class Fallback:
     name = "fallback"
 
     def match(self, group: Group, caps: Capability) -> Rejection | None:
-        return check(
-            all(is_map(s) or isinstance(s.expr, forms.Reduce) for s in group.stages),
-            "needs reductions and pointwise stages only",
-        )
+        return reductions_and_maps(group)
 
     def default(self, group: Group, caps: Capability) -> Config:
         return Config()

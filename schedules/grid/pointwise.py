@@ -10,9 +10,10 @@ from ...dsl.expr import Axis, Stage
 from ...dsl.lower import encode
 from ..capability import Capability
 from ..emit import Emitter
-from ..group import Group, is_map
+from ..group import Group
 from ..nest import static
-from ..rule import Config, Rejection, check, first_rejection
+from ..plain import one_map
+from ..rule import Config, Rejection
 from .nest import GridNest
 from .vectors import Vectors
 
@@ -31,10 +32,7 @@ class Pointwise:
     name = "pointwise"
 
     def match(self, group: Group, caps: Capability) -> Rejection | None:
-        return first_rejection(
-            check(len(group.stages) == 1, "needs one stage"),
-            check(is_map(group.stages[0]), "needs a pointwise stage"),
-        )
+        return one_map(group)
 
     def default(self, group: Group, caps: Capability) -> PointwiseConfig:
         return PointwiseConfig(min(256, caps.max_threads))

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from ....dsl.errors import CompileError, LoadError
 from ...cache import DiskCache
+from ...locks import fork_safe_lock
 from . import toolchain
 
 if TYPE_CHECKING:
@@ -47,17 +48,8 @@ _HOOKS = {  # a kernel's pointer variable: the library's function
     _FREE: "rudnn_workspace_free",
     "rudnn_error_hook": "rudnn_set_error",
 }
-_lock = threading.Lock()
+_lock = fork_safe_lock()
 _runtime: Runtime | None = None
-
-
-def _forget_lock() -> None:
-    global _lock
-    _lock = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):  # another thread of the parent may have held it
-    os.register_at_fork(after_in_child=_forget_lock)
 
 
 class Runtime:

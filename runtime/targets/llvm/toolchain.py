@@ -16,13 +16,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
 from ....dsl.errors import CompileError
 from ...cache import DiskCache, Entry
+from ...locks import fork_safe_lock
 
 NATIVE = Path(__file__).parent / "native"
 EMBED_FILES = ("rudnn_runtime.c", "rudnn_runtime.h", "rudnn_kernel.h")  # compile only the .c
@@ -30,16 +30,7 @@ RUNTIME_LIBRARY = "librudnn_runtime.so"
 KERNEL_OBJECT = "rudnn_kernel.o"  # goes into each kernel library
 
 _CFLAGS = ("-std=c11", "-O2", "-fPIC", "-pthread")
-_build_lock = threading.Lock()  # other processes: the cache's first writer wins
-
-
-def _forget_lock() -> None:
-    global _build_lock
-    _build_lock = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):  # another thread of the parent may have held it
-    os.register_at_fork(after_in_child=_forget_lock)
+_build_lock = fork_safe_lock()  # other processes: the cache's first writer wins
 
 
 def find_compiler() -> tuple[str, ...] | None:

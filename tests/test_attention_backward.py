@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from attention_cases import CASES, DTYPES, NAMES, Array, Case, close, inputs, normal
 from spirv_kernels import needs_vulkan
-from test_attention import CASES, DTYPES, NAMES, Case, close, inputs, normal, poisoned
 
 import rudnn
 from rudnn.attention import AttentionGradients, AttentionOptions, attention, attention_backward
@@ -21,8 +21,6 @@ from rudnn.ops.attention_backward import attention_backward_op, attention_bias_b
 from rudnn.references import reference
 from rudnn.runtime.compiler import Layouts, schedule
 
-Array = Any
-
 # B, Hq, Hkv, Q, K: with tiles that are full, part of a vector, a single row, and nothing
 DYNAMIC = [
     (2, 6, 3, 37, 133), (1, 1, 1, 1, 1), (1, 4, 4, 64, 128), (2, 4, 2, 1, 150), (1, 2, 1, 130, 20),
@@ -31,7 +29,7 @@ DYNAMIC = [
 TOLERANCE = {"f32": 1e-5, "f16": 4e-3, "bf16": 3e-2}
 _INPUTS = ("grad", "query", "key", "value", "y", "lse")
 
-__all__ = ["poisoned"]  # the fixture, for every test here
+pytestmark = pytest.mark.usefixtures("poisoned")
 
 
 def solved(

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from attention_cases import CASES, DTYPES, Array, Case, close, expected, inputs, poison
 from cuda_emulator import emulated_cuda
 from spirv_kernels import needs_vulkan, validated
-from test_attention import CASES, DTYPES, Array, Case, close, expected, inputs, poison
 
 import rudnn
 from rudnn.dsl import In, Out, axes, f32, op, softmax_sum, sum

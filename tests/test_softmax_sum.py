@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
+from declared import check
 
 import rudnn  # noqa: F401  makes declarations callable
 from rudnn.dsl import In, Out, axes, bool_, f32, log_sum_exp, op, softmax_sum, sum
-from rudnn.dsl.declare import Declaration, Spec
-from rudnn.dsl.oracle import evaluate
-
-DTYPES = {"float32": f32, "bool": bool_}
 
 
 @op(out=(Out("B", "E"), Out("B", dtype=f32, name="lse")), static=("E",),
@@ -49,24 +45,6 @@ def given_scores(x: Any = In("N", "M"), v: Any = In("M", "E"), last: Any = In("N
     """Scores that are no contraction, and an input that only the rows have."""
     n, m, e = axes("N", "M", "E")
     return softmax_sum(x[n, m] * last[n], v[m, e], over=m, where=x[n, m] > last[n])
-
-
-def check(declaration: Declaration, sizes: dict[str, int], static: tuple[str, ...]) -> None:
-    rng = np.random.default_rng(3)
-    arrays = {}
-    for name, declared in declaration.inputs.items():
-        shape = [sizes[d] for d in declared.dims]
-        arrays[name] = (rng.random(shape) < 0.6 if declared.dtype == bool_
-                        else rng.standard_normal(shape).astype(np.float32))  # fmt: skip
-    got = declaration(*arrays.values())
-    spec = Spec(
-        tuple((n, DTYPES[str(a.dtype)]) for n, a in arrays.items()), (),
-        tuple((d, sizes[d]) for d in static), (),
-    )  # fmt: skip
-    want = evaluate(declaration.trace(spec), arrays, sizes, precision="float64")
-    results = got if isinstance(got, tuple) else (got,)
-    for ours, theirs in zip(results, want, strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=2e-6)
 
 
 @pytest.mark.parametrize("rows", [0, 1, 5, 70])

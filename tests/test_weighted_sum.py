@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from declared import DTYPES, check
 from spirv_kernels import needs_vulkan
-from test_softmax_sum import DTYPES, check
 
 import rudnn
 from rudnn.dsl import In, Out, axes, axis, bool_, f32, op, sum, tanh, tensor, weighted_sum

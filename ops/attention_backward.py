@@ -46,6 +46,7 @@ SCORING = Shared(
     capped=Option(False, (False, True)),
 )  # fmt: skip
 _ROWS = ("B", "Hq", "Q")
+# What a backward starts from; y is the result, lse its log-sum-exp.
 _GIVEN = Shared(
     grad=In(*_ROWS, "Dv"), query=In(*_ROWS, "D"), key=In("B", "Hkv", "K", "D"),
     value=In("B", "Hkv", "K", "Dv"), y=In(*_ROWS, "Dv"), lse=In(*_ROWS, dtype=f32),

@@ -108,7 +108,7 @@ def _forward(
     made = run(
         _lifted(x, last), _lifted(weight, last), bias, activation,
         declared.IMPLICIT_GEMM if gemm else declared.DIRECT,
-        out=_lifted(out, last), **window.settings(), **along("O", counts, 1),
+        out=_lifted(out, last), **window.settings(), **along("O", counts),
     )  # fmt: skip
     return _lowered(made, rank, out, last)
 
@@ -203,7 +203,7 @@ def conv_data_backward(
     _require_windows(given, window.count(size))
     made = declared.conv_data_backward(
         _lifted(grad), _lifted(weight), out=_lifted(out), C=channels, **window.settings(),
-        **along("", size, 1),
+        **along("", size),
     )  # fmt: skip
     return _lowered(made, rank, out)
 
@@ -264,7 +264,7 @@ def conv_weight_backward(
     _require_windows(given, window.count(image[2:]))
     made = declared.conv_weight_backward(
         _lifted(grad), _lifted(x), out=_lifted(out), I=share, **window.settings(),
-        **along("K", kernel, 1),
+        **along("K", kernel),
     )  # fmt: skip
     return _lowered(made, rank, out)
 

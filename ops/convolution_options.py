@@ -91,14 +91,13 @@ class Window:
     def settings(self) -> dict[str, int]:
         """As the declarations have them: of three dims."""
         before = tuple(b for b, _ in self.padding)
-        named = along("S", self.stride, 1) | along("P", before, 0)
-        return named | along("D", self.dilation, 1) | {"groups": self.groups}
+        named = along("S", self.stride) | along("P", before, missing=0)
+        return named | along("D", self.dilation) | {"groups": self.groups}
 
 
-def along(name: str, values: Sequence[int], missing: int) -> dict[str, int]:
+def along(name: str, values: Sequence[int], missing: int = 1) -> dict[str, int]:
     """{"KD": 1, "KH": 3, "KW": 5} of "K" and (3, 5)."""
-    full = (missing,) * (RANKS - len(values)) + tuple(values)
-    return {f"{name}{d}": v for d, v in zip("DHW", full, strict=True)}
+    return spatial.along(name, values, missing, dims="DHW")
 
 
 def numbers(name: str, given: Any, rank: int, least: int) -> tuple[int, ...]:

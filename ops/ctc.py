@@ -132,6 +132,7 @@ class _Lattice:
 
 
 _EXAMPLE = {"T": 10, "N": 4, "C": 7, "S": 5}
+# What the loss is of; blank is a class.
 _GIVEN = Shared(
     log_probs=In("T", "N", "C"), targets=In("N", "S", dtype=i32), input_lengths=In("N", dtype=i32),
     target_lengths=In("N", dtype=i32), blank=Param(0, dtype=i64),

@@ -4,17 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..dsl import (
-    In,
-    Out,
-    axes,
-    dim,
-    f32,
-    i64,
-    op,
-    require_indices,
-    scatter_add,
-)
+from ..dsl import In, Out, axes, dim, f32, i64, op, require_indices, scatter_add
 from ..dsl.dtypes import INDICES
 from ..dsl.errors import NNError
 

@@ -35,12 +35,12 @@ from ..dsl import (
 )
 from ..dsl import tensor as keep
 from ..dsl.errors import GridSamplingError
+from .interpolation import SHARP, cubic_parts
 
 MODES = ("bilinear", "nearest", "bicubic")
 PADDING_MODES = ("zeros", "border", "reflection")
 _TAPS = {"bilinear": 2, "nearest": 1, "bicubic": 4}
 _FAR = 2.0**30
-_SHARP = -0.75  # Keys' parameter
 
 
 @dataclass(frozen=True)
@@ -125,9 +125,8 @@ class _Side:
             return where(k == 0, 1 - part, part), where(k == 0, -1.0, f32(1.0))
         z = abs(part + 1 - f32(k))
         sign = where(k <= 1, f32(1.0), -1.0)
-        a = _SHARP
-        near = ((a + 2) * z - (a + 3)) * z * z + 1
-        far = ((a * z - 5 * a) * z + 8 * a) * z - 4 * a
+        a = SHARP
+        near, far = cubic_parts(z, a)
         inner = (k == 1) | (k == 2)
         slope = where(inner, (3 * (a + 2) * z - 2 * (a + 3)) * z, (3 * a * z - 10 * a) * z + 8 * a)
         return where(inner, near, far), sign * slope
@@ -141,6 +140,7 @@ def _nearest(place: Any) -> Any:
 
 
 def _sides(how: Any) -> tuple[_Side, _Side]:
+    """Rows and columns, and the contract of their sizes. Raises GridSamplingError."""
     require((dim("H") > 0) & (dim("W") > 0), "spatial dims that are not empty",
             H=dim("H"), W=dim("W"))  # fmt: skip
     settings = how.mode, how.padding_mode, how.align_corners

@@ -46,18 +46,24 @@ from ..dsl.errors import InterpolationError
 MODES = ("linear", "nearest", "nearest-exact", "bicubic", "lanczos3")
 _NEAREST = ("nearest", "nearest-exact")
 _SUPPORT = {"linear": 1, "bicubic": 2, "lanczos3": 3}  # φ is 0 from there on
-_SHARP, _SMOOTH = -0.75, -0.5  # Keys' parameter: torch's choice, and its choice for antialias
+SHARP, _SMOOTH = -0.75, -0.5  # Keys' parameter: torch's choice, and its choice for antialias
 
 
 def _hat(z: Any) -> Any:
     return maximum(1 - abs(z), 0.0)
 
 
-def _cubic(z: Any, a: float) -> Any:
-    """Keys' kernel with the slope a at ±1."""
-    z = abs(z)
+def cubic_parts(z: Any, a: float) -> tuple[Any, Any]:
+    """Keys' kernel with the slope a at ±1, for z in 0 … 1 and in 1 … 2."""
     near = ((a + 2) * z - (a + 3)) * z * z + 1
     far = ((a * z - 5 * a) * z + 8 * a) * z - 4 * a
+    return near, far
+
+
+def _cubic(z: Any, a: float) -> Any:
+    """Keys' kernel."""
+    z = abs(z)
+    near, far = cubic_parts(z, a)
     return where(z <= 1, near, where(z < 2, far, 0.0))
 
 
@@ -132,7 +138,7 @@ class _Side:
         if self.mode == "linear":
             return _hat(z)
         if self.mode == "bicubic":
-            return _cubic(z, _SMOOTH if self.antialias else _SHARP)
+            return _cubic(z, _SMOOTH if self.antialias else SHARP)
         return _lanczos(z)
 
     def _normalised(self, o: Any, k: Any, tap: Any, weight: Any) -> Any:
@@ -170,6 +176,7 @@ class _Side:
 
 
 def _side(letter: str, step: tuple[Any, Any], mode: str, align: bool, antialias: bool) -> _Side:
+    """One dim, and the contract of its sizes, its step and its mode. Raises InterpolationError."""
     size, count = dim(letter), dim(f"O{letter}")
     num, den = step
     require(size > 0, "spatial dims that are not empty", size=size)

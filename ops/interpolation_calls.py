@@ -10,7 +10,7 @@ from typing import Any
 from ..dsl.errors import InterpolationError, require_host
 from .interpolation import interpolate_backward as declared_backward
 from .interpolation import interpolate_op
-from .spatial import Numbers, along, lifted, lowered, numbers, spatial_rank
+from .spatial import Numbers, along, lifted, lowered, numbers, spatial_rank, telling
 
 MODES = ("nearest", "nearest-exact", "linear", "bilinear", "bicubic", "lanczos3")
 _FINEST = 2**20  # the greatest denominator of a scale factor
@@ -55,7 +55,7 @@ def interpolate(
     planes = lifted(x, rank)
     settings = _settings(rank, scale_factor, mode, align_corners, antialias)
     counts = _counts(planes.shape[-rank:], rank, size, scale_factor)
-    settings |= along({"O": (1,) * (2 - rank) + counts})
+    settings |= along("O", counts)
     return lowered(interpolate_op(planes, out=lifted(out, rank), **settings), rank, out)
 
 
@@ -75,11 +75,10 @@ def interpolate_backward(
     shape; `scale_factor` as it was given, None with a `size`. Returns an array of the input's shape
     in grad's dtype. Raises InterpolationError.
     """
-    whole = tuple(input_size)
-    rank = _rank(grad, whole if len(whole) == 2 and len(grad.shape) > 2 else 0, scale_factor, mode)
-    own = numbers("input_size", whole[-rank:], rank, 1, InterpolationError)
+    rank = _rank(grad, telling(grad, input_size), scale_factor, mode)
+    own = numbers("input_size", tuple(input_size)[-rank:], rank, 1, InterpolationError)
     settings = _settings(rank, scale_factor, mode, align_corners, antialias)
-    settings |= along({"": (1,) * (2 - rank) + own})
+    settings |= along("", own)
     made = declared_backward(lifted(grad, rank), out=lifted(out, rank), **settings)
     return lowered(made, rank, out)
 

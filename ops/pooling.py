@@ -80,6 +80,7 @@ class _Windows:
 
 
 def _windows(letter: str, dilated: bool = True) -> _Windows:
+    """The windows of one dim, and the contract of its sizes. Raises PoolingError."""
     kernel, stride, padding = (dim(f"{n}{letter}") for n in "KSP")
     dilation = dim(f"D{letter}") if dilated else 1
     size, count = dim(letter), dim(f"O{letter}")

@@ -55,6 +55,7 @@ class _Shares:
 
 
 def _shares(letter: str) -> _Shares:
+    """The windows of one dim, and the contract of its size. Raises PoolingError."""
     size, count = dim(letter), dim(f"O{letter}")
     require(size > 0, "spatial dims that are not empty", size=size)
     return _Shares(size, count)

@@ -8,7 +8,17 @@ from typing import Any
 
 from ..dsl.errors import PoolingError, require_host
 from . import pooling, pooling_adaptive
-from .spatial import LIMIT, Numbers, along, is_tracked, lifted, lowered, numbers, spatial_rank
+from .spatial import (
+    LIMIT,
+    Numbers,
+    along,
+    is_tracked,
+    lifted,
+    lowered,
+    numbers,
+    spatial_rank,
+    telling,
+)
 
 
 @dataclass(frozen=True)
@@ -34,8 +44,14 @@ class _Window:
         return count
 
     def settings(self, *, dilated: bool) -> dict[str, int]:
-        named = {"K": self.kernel, "S": self.stride, "P": self.padding}
-        return along(named | ({"D": self.dilation} if dilated else {}))
+        """As the declarations have them."""
+        named = along("K", self.kernel) | along("S", self.stride) | along("P", self.padding)
+        return named | along("D", self.dilation) if dilated else named
+
+
+def _numbers(name: str, given: Any, rank: int, least: int) -> tuple[int, ...]:
+    """One number for all spatial dims, or one for each; they are compiled in."""
+    return numbers(name, given, rank, least, PoolingError, below=LIMIT)
 
 
 def _window(
@@ -43,12 +59,10 @@ def _window(
     dilation: Numbers = 1,
 ) -> _Window:  # fmt: skip
     """The window, one spatial dim filled up to two. Raises PoolingError."""
-    kernel = numbers("kernel_size", kernel_size, rank, 1, PoolingError, below=LIMIT)
-    step = (
-        kernel if stride is None else numbers("stride", stride, rank, 1, PoolingError, below=LIMIT)
-    )
-    margin = numbers("padding", padding, rank, 0, PoolingError, below=LIMIT)
-    spread = numbers("dilation", dilation, rank, 1, PoolingError, below=LIMIT)
+    kernel = _numbers("kernel_size", kernel_size, rank, 1)
+    step = kernel if stride is None else _numbers("stride", stride, rank, 1)
+    margin = _numbers("padding", padding, rank, 0)
+    spread = _numbers("dilation", dilation, rank, 1)
     for k, p in zip(kernel, margin, strict=True):
         require_host(2 * p <= k, "padding of at most half the kernel",
                      f"padding={p}, kernel_size={k}", PoolingError)  # fmt: skip
@@ -58,7 +72,7 @@ def _window(
 
 
 def _sizes(x: Any, window: _Window, ceil_mode: bool) -> dict[str, int]:
-    return along({"O": tuple(window.count(s, i, ceil_mode) for i, s in enumerate(x.shape[-2:]))})
+    return along("O", [window.count(s, i, ceil_mode) for i, s in enumerate(x.shape[-2:])])
 
 
 def max_pool(
@@ -155,8 +169,7 @@ def max_pool_backward(
 
 
 def _input_sizes(size: Sequence[int], rank: int) -> dict[str, int]:
-    own = numbers("input_size", tuple(size)[-rank:], rank, 1, PoolingError)
-    return along({"": (1,) * (2 - rank) + own})
+    return along("", numbers("input_size", tuple(size)[-rank:], rank, 1, PoolingError))
 
 
 def avg_pool(
@@ -238,8 +251,7 @@ def _output(x: Any, output_size: OutputSize) -> tuple[int, dict[str, int]]:
     full = tuple(given) * (rank if len(given) == 1 else 1)
     require_host(len(full) == rank, f"{rank} numbers in output_size", output_size, PoolingError)
     kept = tuple(s if o is None else o for s, o in zip(x.shape[-rank:], full, strict=True))
-    sizes = numbers("output_size", kept, rank, 0, PoolingError)
-    return rank, along({"O": (1,) * (2 - rank) + sizes})
+    return rank, along("O", numbers("output_size", kept, rank, 0, PoolingError))
 
 
 def adaptive_max_pool(
@@ -265,19 +277,12 @@ def adaptive_max_pool_backward(
     grad has the result's shape, f32, f16 or bf16, indices alike, i64. Returns an array of the
     input's shape in grad's dtype. Raises PoolingError.
     """
-    rank = _rank_of(grad, input_size)
+    rank = spatial_rank(grad, (telling(grad, input_size),), PoolingError)
     made = pooling_adaptive.adaptive_max_pool_backward(
         lifted(grad, rank), lifted(indices, rank), out=lifted(out, rank),
         **_input_sizes(input_size, rank),
     )  # fmt: skip
     return lowered(made, rank, out)
-
-
-def _rank_of(grad: Any, input_size: Sequence[int]) -> int:
-    """One spatial dim for [C, L] and [N, C, L]; [C, H, W] is told by an input_size of two."""
-    size = tuple(input_size)
-    return spatial_rank(grad, (size if len(size) == 2 and len(grad.shape) > 2 else 0,),
-                        PoolingError)  # fmt: skip
 
 
 def adaptive_avg_pool(x: Any, output_size: OutputSize, *, out: Any = None) -> Any:
@@ -297,7 +302,7 @@ def adaptive_avg_pool_backward(grad: Any, input_size: Sequence[int], *, out: Any
     grad has the result's shape, f32, f16 or bf16. Returns an array of the input's shape in grad's
     dtype. Raises PoolingError.
     """
-    rank = _rank_of(grad, input_size)
+    rank = spatial_rank(grad, (telling(grad, input_size),), PoolingError)
     made = pooling_adaptive.adaptive_avg_pool_backward(
         lifted(grad, rank), out=lifted(out, rank), **_input_sizes(input_size, rank)
     )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ..dsl.errors import RudnnError, require_host
@@ -55,9 +55,19 @@ def numbers(
     return made
 
 
-def along(named: Mapping[str, Sequence[int]]) -> dict[str, int]:
-    """{"K": (3, 5)} as {"KH": 3, "KW": 5}."""
-    return {f"{n}{d}": v for n, pair in named.items() for d, v in zip("HW", pair, strict=True)}
+def along(name: str, values: Sequence[int], missing: int = 1, dims: str = "HW") -> dict[str, int]:
+    """{"KH": 3, "KW": 5} of "K" and (3, 5); dims before those of `values` are `missing`."""
+    full = (missing,) * (len(dims) - len(values)) + tuple(values)
+    return {f"{name}{d}": v for d, v in zip(dims, full, strict=True)}
+
+
+def telling(grad: Any, input_size: Sequence[int]) -> Any:
+    """What of `input_size` tells the spatial rank of a gradient: a pair for [C, H, W] does.
+
+    Of [C, L] it may be the whole shape, which is no pair of spatial dims.
+    """
+    size = tuple(input_size)
+    return size if len(size) == 2 and len(grad.shape) > 2 else 0
 
 
 def lifted(x: Any, rank: int) -> Any:

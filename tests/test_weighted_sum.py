@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
-from declared import DTYPES, check
+from declared import check
 from spirv_kernels import needs_vulkan
 
-import rudnn
 from rudnn.dsl import In, Out, axes, axis, bool_, f32, op, sum, tanh, tensor, weighted_sum
-from rudnn.dsl.declare import Spec
-from rudnn.dsl.oracle import evaluate
 from rudnn.runtime.compiler import Layouts, schedule
 from rudnn.samples import specialise
 
@@ -71,20 +67,7 @@ def test_every_shape_of_weighted_sum(rows: int) -> None:
 @pytest.mark.parametrize("declaration", [pool, both_ways, no_columns])
 def test_on_a_grid(declaration: Any) -> None:
     sizes = {"B": 3, "J": 140, "E": 5, "N": 37, "M": 70, "D": 19}
-    rng = np.random.default_rng(4)
-    given = {}
-    for name, declared in declaration.inputs.items():
-        shape = [sizes[d] for d in declared.dims]
-        given[name] = (rng.random(shape) < 0.6 if declared.dtype == bool_
-                       else rng.standard_normal(shape).astype(np.float32))  # fmt: skip
-    got = declaration(*(rudnn.tensor(a, device="vulkan") for a in given.values()))
-    dtypes = tuple((n, DTYPES[str(a.dtype)]) for n, a in given.items())
-    static = tuple((d, sizes[d]) for d in declaration.static)
-    graph = declaration.trace(Spec(dtypes, (), static, ()))
-    numbers = {d.name: sizes[d.name] for d in graph.dims}
-    want = evaluate(graph, given, numbers, precision="float64")
-    for ours, theirs in zip(got if isinstance(got, tuple) else (got,), want, strict=True):
-        np.testing.assert_allclose(ours.numpy(), theirs, rtol=1e-5, atol=1e-5)
+    check(declaration, sizes, declaration.static, "vulkan", 1e-5)
 
 
 def test_sums_with_the_same_weights_share_a_kernel() -> None:

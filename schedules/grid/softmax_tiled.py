@@ -8,7 +8,7 @@ from typing import Any
 from ...dsl.expr import Axis
 from ..capability import Capability, MatrixUnit
 from ..emit import Emitter
-from ..group import Group
+from ..group import Group, known
 from ..rule import Rejection
 from ..softmax import Roles, rejection, roles
 from .flash import FlashConfig
@@ -96,7 +96,7 @@ def _known(axis: Axis) -> bool:
 
 def _sizes(found: Roles) -> list[int]:
     """The number of columns, then the depth of each product."""
-    return [int(a.extent) for a in (found.column, *(p.depth for p in found.products))]  # type: ignore[arg-type]
+    return [known(a) for a in (found.column, *(p.depth for p in found.products))]
 
 
 def _plain(found: Roles, caps: Capability) -> Iterator[FlashConfig]:

@@ -97,8 +97,9 @@ def paged_attention(
     query [N, Hkv, G, D], key [pages, P, Hkv, D], value [pages, P, Hkv, Dv] f32, f16 or bf16, all
     the same; of each of the T tiles i32: sequence, counts (queries), ends (keys that any of them
     sees), chunks (keys of a split) [T], queries (which) and limits (keys each sees) [T, R]; tables
-    [sequences, width] i32 the page of each P keys. C is the greatest chunk, rows R · G →
-    [T, S, Hkv, rows, Dv] and [T, S, Hkv, rows], f32. Raises PagedAttentionError.
+    [sequences, width] i32 the page of each P keys. S is the number of splits, C the greatest
+    chunk, rows R · G → [T, S, Hkv, rows, Dv] and [T, S, Hkv, rows], f32. Raises
+    PagedAttentionError.
     """
     require(finite(scale), "scale finite", scale=scale)
     at = _History(plan)

@@ -192,30 +192,31 @@ class Block:
 
     def add(self) -> None:
         """Each sum's part of the tile, by register tiles."""
-        nest = self.nest
-        for each in self.roles.by_key:
-            weights, values, tile, strips = self._operands(each, self.row_copies)
-            total = self.totals[id(each)]
-            product(
-                nest, tile, self.length, strips, self.count,
-                lambda j, i, w=weights: w[i, j],  # type: ignore[misc]
-                lambda i, c, v=values: v[i, c], total,  # type: ignore[misc]
-                start=lambda j, c, t=total: t[j, c],  # type: ignore[misc]
-            )  # fmt: skip
-        for each in self.roles.by_row:
-            weights, values, tile, strips = self._operands(each, self.key_copies)
-            product(
-                nest, tile, self.count, strips, self.length,
-                lambda i, j, w=weights: w[i, j],  # type: ignore[misc]
-                lambda j, c, v=values: v[j, c], self.parts[id(each)],  # type: ignore[misc]
-            )  # fmt: skip
+        for each in (*self.roles.by_key, *self.roles.by_row):
+            self._add(each)
 
-    def _operands(self, each: Sum, copies: dict[int, _Copy]) -> tuple[Tir, Tir, RegisterTile, Tir]:
+    def _add(self, each: Sum) -> None:
+        weights, values, result = self._operands(each)
         vectors = self._padded(each.node.column_axes()[0]) // self.lanes
         tile = self.registers(vectors)
-        weights = self.weights[id(each.node.weight)]
-        values = copies[id(self.values[id(each)])].buffer
-        return weights, values, tile, vectors // tile.vectors
+        strips = vectors // tile.vectors
+        if id(each) in self.parts:
+            product(
+                self.nest, tile, self.count, strips, self.length, lambda i, j: weights[i, j],
+                lambda j, c: values[j, c], result,
+            )  # fmt: skip
+        else:
+            product(
+                self.nest, tile, self.length, strips, self.count, lambda j, i: weights[i, j],
+                lambda i, c: values[i, c], result, start=lambda j, c: result[j, c],
+            )  # fmt: skip
+
+    def _operands(self, each: Sum) -> tuple[Tir, Tir, Tir]:
+        """The weights, what they weigh, and where that is added up: a part, or a total."""
+        keeps_rows = id(each) in self.parts
+        copies = self.key_copies if keeps_rows else self.row_copies
+        result = (self.parts if keeps_rows else self.totals)[id(each)]
+        return self.weights[id(each.node.weight)], copies[id(self.values[id(each)])].buffer, result
 
     def add_kept(self) -> None:
         """The same, adding only what the mask keeps: for values with NaN or infinity."""
@@ -227,14 +228,15 @@ class Block:
             kept_here = nest.value(self.keep, self._at(i, j, index(0)))
             with nest.when(kept_here):
                 for each in self.sums:
-                    keeps_rows = id(each) in self.parts
-                    total = self.parts[id(each)] if keeps_rows else self.totals[id(each)]
-                    copies = self.key_copies if keeps_rows else self.row_copies
-                    weights, values, _, _ = self._operands(each, copies)
-                    kept, summed = (i, j) if keeps_rows else (j, i)
-                    self.strip(
-                        known(each.node.column_axes()[0]),
-                        lambda c, t=total, w=weights, v=values, k=kept, s=summed: nest.put(  # type: ignore[misc]
-                            t, [k, c], t[k, c] + w[i, j] * v[s, c]
-                        ),
-                    )
+                    self._add_one(each, i, j)
+
+    def _add_one(self, each: Sum, i: Tir, j: Tir) -> None:
+        """What the weight of a row and a key adds to a sum."""
+        weights, values, result = self._operands(each)
+        kept, summed = (i, j) if id(each) in self.parts else (j, i)
+
+        def add(c: Tir) -> None:
+            term = weights[i, j] * values[summed, c]
+            self.nest.put(result, [kept, c], result[kept, c] + term)
+
+        self.strip(known(each.node.column_axes()[0]), add)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from declared import compared, drawn
 
 import rudnn  # noqa: F401  makes declarations callable
 from rudnn.dsl import (
@@ -23,11 +24,9 @@ from rudnn.dsl import (
     tanh,
     where,
 )
-from rudnn.dsl.declare import Declaration, Spec
-from rudnn.dsl.oracle import evaluate
+from rudnn.dsl.declare import Declaration
 
 Array = Any
-DTYPES = {"float32": f32, "bool": bool_, "int32": i32}
 HEADS = {"B": 2, "H": 3, "G": 4, "M": 75, "D": 20, "E": 37}
 
 
@@ -71,35 +70,11 @@ def bounded(
     return 3 * softmax_sum(score, v[b, j, e], over=j, where=keep) + 1
 
 
-def run(declaration: Declaration, arrays: dict[str, Array], sizes: dict[str, int]) -> list[Array]:
-    """The results, compared with the float64 oracle's."""
-    result = declaration(*arrays.values())
-    spec = Spec(
-        tuple((n, DTYPES[str(a.dtype)]) for n, a in arrays.items()), (),
-        tuple((d, sizes[d]) for d in sizes if d in declaration.static), (),
-    )  # fmt: skip
-    want = evaluate(declaration.trace(spec), arrays, sizes, precision="float64")
-    results = list(result) if isinstance(result, tuple) else [result]
-    for ours, theirs in zip(results, want, strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=2e-6)
-    return results
-
-
-def drawn(declaration: Declaration, sizes: dict[str, int]) -> dict[str, Array]:
-    random = np.random.default_rng(3)
-    made: dict[str, Array] = {}
-    for name, declared in declaration.inputs.items():
-        shape = [sizes[d] for d in declared.dims]
-        made[name] = (random.random(shape) < 0.6 if declared.dtype == bool_
-                      else random.standard_normal(shape).astype(np.float32))  # fmt: skip
-    return made
-
-
 @pytest.mark.parametrize("declaration", [heads_inside, heads_apart], ids=["inside", "apart"])
 def test_few_rows(declaration: Declaration) -> None:
     for keys in (0, 1, 31, 32, 75):
         sizes = HEADS | {"M": keys}
-        run(declaration, drawn(declaration, sizes), sizes)
+        compared(declaration, drawn(declaration, sizes), sizes)
 
 
 @pytest.mark.parametrize("declaration", [heads_inside, heads_apart], ids=["inside", "apart"])
@@ -107,7 +82,7 @@ def test_few_rows(declaration: Declaration) -> None:
 def test_what_no_row_keeps_may_hold_anything(declaration: Declaration, bad: float) -> None:
     arrays = drawn(declaration, HEADS)
     arrays["m"][:, :, 40:45] = False
-    want = run(declaration, arrays, HEADS)
+    want = compared(declaration, arrays, HEADS)
     keys = arrays["k"], arrays["v"]
     for array in keys:
         moved = array.transpose(0, 2, 1, 3) if declaration is heads_inside else array
@@ -133,7 +108,7 @@ def test_bounds_read_from_tensors_leave_out_the_rest() -> None:
     arrays = drawn(bounded, sizes)
     arrays["keys"] = np.array([0, 37, 150], np.int32)
     arrays["rows"] = np.array([20, 3, 0], np.int32)
-    (want,) = run(bounded, arrays, sizes)
+    (want,) = compared(bounded, arrays, sizes)
     for name in ("k", "v"):
         arrays[name][0], arrays[name][1, 37:], arrays[name][2] = np.nan, np.nan, np.nan
     np.testing.assert_array_equal(bounded(*arrays.values()), want)

@@ -19,6 +19,7 @@ from .expr import (
     Const,
     DimRef,
     Expr,
+    Form,
     Input,
     Read,
     ScalarRef,
@@ -136,6 +137,34 @@ def _from_caller(divisor: Expr) -> bool:
     )
 
 
+def _divides(*nodes: Expr) -> bool:
+    """Whether they divide integers by what is not a number, or read pointwise stages that do."""
+    rest, seen = list(nodes), set[Tensor]()
+    while rest:
+        for node in walk(rest.pop()):
+            if isinstance(node, Binary) and node.op in ("floordiv", "mod"):
+                if not isinstance(node.b, Const):
+                    return True
+            elif isinstance(node, Read) and isinstance(node.tensor, Stage):
+                if node.tensor not in seen and not isinstance(node.tensor.expr, Form):
+                    rest.append(node.tensor.expr)  # rules may write it in place of the read
+                seen.add(node.tensor)
+    return False
+
+
+def select(condition: Tir, then: Tir, otherwise: Tir, *arms: Expr) -> Tir:
+    """`then` where `condition` holds, else `otherwise`; `arms` are what they were made of.
+
+    A branch where an arm divides integers: TVM simplifies an arm knowing the condition, and may so
+    take away what keeps a divisor from being 0, yet a Select computes both of its arms.
+    """
+    from tvm import tirx
+
+    if _divides(*arms):
+        return tirx.if_then_else(condition, then, otherwise)
+    return tirx.Select(condition, then, otherwise)
+
+
 def _worth(node: Expr) -> bool:
     return isinstance(node, (Unary, Binary, Select))
 
@@ -180,7 +209,6 @@ class Lowering:
         return found
 
     def _build(self, node: Expr, env: Mapping[Axis, Tir], shared: _Shared) -> Tir:
-        from tvm import tirx
 
         def go(child: Expr) -> Tir:
             return self._expr(child, env, shared)
@@ -207,7 +235,8 @@ class Lowering:
                 return _division(node, go(node.a), go(node.b), shared.lets)
             return _binary(node, go(node.a), go(node.b))
         if isinstance(node, Select):
-            return tirx.Select(go(node.condition), go(node.then), go(node.otherwise))
+            parts = (go(n) for n in node.children())
+            return select(*parts, node.then, node.otherwise)
         if isinstance(node, Read):
             return self.read(node.tensor, self._places(node, go), node.fill)
         raise CompileError(f"needs a pointwise expression, got {type(node).__name__}")

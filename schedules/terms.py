@@ -33,13 +33,6 @@ def either(*conditions: Tir) -> Tir:
     return tirx.any(*conditions)
 
 
-def select(condition: Tir, then: Tir, otherwise: Tir) -> Tir:
-    """One of two values, both of which can be computed."""
-    from tvm import tirx
-
-    return tirx.Select(condition, then, otherwise)
-
-
 def most(a: Tir, b: Tir) -> Tir:
     """The greater of two integers."""
     from tvm import tirx

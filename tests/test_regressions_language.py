@@ -15,9 +15,11 @@ from rudnn.dsl import (
     axes,
     axis,
     bool_,
+    dim,
     exp,
     f32,
     log_sum_exp,
+    maximum,
     op,
     sinpi,
     softmax_sum,
@@ -340,3 +342,34 @@ def signed(
 def test_words_of_c_are_names_for_cuda(dtype: DType) -> None:
     """NVRTC refused a dim called `new`, and `sinpi` itself for a variable called `signed`."""
     assert build(_graph(signed, dtype), Layouts(frozenset()), "cuda:sm_80", "signed").files
+
+
+@op(out=Out("N"), example={"N": 40})
+def shares(x: Any = In("N")) -> Any:
+    """x at ⌊n·i / (N − 1)⌋, or at 0 if N = 1, and ⌊70 / i⌋ besides."""
+    i, n = axes("N"), dim("N")
+    place = where(n == 1, 0, i * n // maximum(n - 1, 1))
+    return x.at(place, fill=0.0) + where(i > 0, f32(70 // maximum(i, 1)), 0.0)
+
+
+@op(out=(Out("R", name="most"), Out("R", name="mean")), example={"R": 4, "H": 5})
+def share_sums(x: Any = In("R", "H")) -> Any:
+    """Of what is divided by h, where h > 0."""
+    r, h = axes("R", "H")
+    share = f32(7 // maximum(h, 1))
+    return (total(share, over=h, where=h > 0) + x[r, 0],
+            softmax_sum(share, x[r, h], over=h, where=h > 0))  # fmt: skip
+
+
+def test_the_condition_of_a_where_took_away_what_kept_a_divisor_from_0() -> None:
+    """The process ended; where a sum had the condition, it was 0."""
+    for n in (1, 2, 21):
+        x, i = _random(n), np.arange(n)
+        place = i * n // max(n - 1, 1)
+        want = np.where(place < n, x[place % n], 0) + np.where(i > 0, 70 // np.maximum(i, 1), 0)
+        np.testing.assert_allclose(shares(x), want, rtol=1e-6)
+    x, h = _random(3, 21), np.arange(1, 21)
+    most, mean = share_sums(x)
+    weight = np.exp(7 // h)
+    np.testing.assert_allclose(most, x[:, 0] + (7 // h).sum(), rtol=1e-6)
+    np.testing.assert_allclose(mean, x[:, 1:] @ weight / weight.sum(), rtol=1e-5, atol=1e-6)

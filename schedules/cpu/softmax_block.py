@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...dsl.expr import Axis, Expr, Read, Tensor
-from ...dsl.lower import encode, storage
+from ...dsl.lower import encode, select, storage
 from ...dsl.walk import free_axes, rebuild
 from ..emit import Emitter
 from ..group import Group, known
@@ -226,7 +226,7 @@ class Block:
                     env = self._env(first + lane, j)
                     value = nest.real(self.score, env)
                     if self.keep is not None:
-                        value = tirx.Select(nest.value(self.keep, env), value, infinity)
+                        value = select(nest.value(self.keep, env), value, infinity, self.score)
                     nest.put(self.scores, [j, first + lane], value)
                 with nest.vector(self.lanes) as lane:
                     new, old = self.scores[j, first + lane], best[lane]

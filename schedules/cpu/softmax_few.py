@@ -23,6 +23,7 @@ from typing import Any
 
 from ...dsl.dtypes import f32
 from ...dsl.expr import Axis, Const, DimRef, Expr, Read, ScalarRef, Tensor
+from ...dsl.lower import select
 from ...dsl.walk import free_axes, rebuild
 from ..emit import Emitter
 from ..group import Group
@@ -280,7 +281,7 @@ class Few(Tiles):
         value = nest.real(self.score, env)
         if self.keep is not None:
             kept = nest.value(self.keep, env)
-            value = tirx.Select(kept, value, real(float("-inf")))
+            value = select(kept, value, real(float("-inf")), self.score)
             flag = self.flags[lane]
             nest.put(self.flags, [lane], tirx.Select(kept, flag, int32(1)))
         nest.put(self.scores, [h, r, j], value)

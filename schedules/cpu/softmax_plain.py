@@ -13,6 +13,7 @@ from typing import Any
 
 from ...dsl.expr import Axis, Stage
 from ...dsl.forms import LogSumExp
+from ...dsl.lower import select
 from ..emit import Emitter
 from ..group import Group, is_map
 from ..softmax import source, split
@@ -66,14 +67,14 @@ class _Plain:
 
     def _score(self, env: dict[Axis, Any]) -> Any:
         """The score at a point, −inf where masked; contractions under it are summed here."""
-        from tvm import tirx
 
         nest = self.nest
         nest.add_up(self.inner, env)
         score = nest.real(self.node.score, env)
         if self.node.where is None:
             return score
-        return tirx.Select(nest.value(self.node.where, env), score, real(float("-inf")))
+        keep = nest.value(self.node.where, env)
+        return select(keep, score, real(float("-inf")), self.node.score)
 
     def _results(self, env: dict[Axis, Any], weights: Any, total: Any, shift: Any) -> None:
         from tvm import tirx

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...dsl.expr import Axis, Expr
+from ...dsl.lower import select
 from ..emit import Emitter
 from ..group import known
 from ..rule import Config
@@ -166,7 +167,6 @@ class Block:
 
     def weigh(self) -> None:
         """The tile's weights, 0 where masked."""
-        from tvm import tirx
 
         nest, lanes = self.nest, index(self.lanes)
 
@@ -180,7 +180,7 @@ class Block:
                         nest.put(self.held[id(step.origin)], [lane], value)
                         continue
                     if self.keep is not None:
-                        value = tirx.Select(nest.value(self.keep, at), value, real(0.0))
+                        value = select(nest.value(self.keep, at), value, real(0.0), node)
                     nest.put(final, [i, j + lane], value)
 
         whole = nest.opaque("whole", self.length // lanes)

@@ -23,12 +23,12 @@ from typing import Any
 from ...dsl.dtypes import DType, f32
 from ...dsl.expr import Axis, Expr, Stage
 from ...dsl.forms import LogSumExp
-from ...dsl.lower import encode
+from ...dsl.lower import encode, select
 from ...dsl.walk import free_axes, rebuild
 from ..group import Group, divides, is_map
 from ..rule import Config
 from ..softmax import Roles, key_bounds, split
-from ..terms import both, float32, int32, least, select
+from ..terms import both, float32, int32, least
 from .contraction_copy import Factor
 from .contraction_view import Space
 from .nest import GridNest
@@ -269,7 +269,7 @@ class Flash:
             mark = nest.bind("mark", select(keep, int32(1), int32(0)))
             nest.store(self.kept, [at], self.kept[at] | mark << c.astype("int32"))
             exists = mark != int32(0)
-        score = nest.bind("score", select(exists, value, float32(float("-inf"))))
+        score = nest.bind("score", select(exists, value, float32(float("-inf")), self.score))
         place = self.product(0, i, c)
         nest.store(place.source, place.indices, score)
         best = self.best[at]

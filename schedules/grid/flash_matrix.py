@@ -10,11 +10,11 @@ from typing import Any
 
 from ...dsl.dtypes import DType, bf16, f16
 from ...dsl.expr import Expr
-from ...dsl.lower import decode, storage
+from ...dsl.lower import decode, select, storage
 from ..capability import WIDE_BYTES, Capability, MatrixUnit
 from ..group import Group
 from ..softmax import Roles
-from ..terms import float32, select
+from ..terms import float32
 from .contraction_copy import Factor, Room
 from .flash import Flash, FlashConfig
 from .intrinsics import address, call

@@ -8,9 +8,10 @@ from typing import Any
 
 from ...dsl.dtypes import f32
 from ...dsl.expr import Expr, cast
+from ...dsl.lower import select
 from ..group import Group
 from ..softmax import Roles
-from ..terms import float32, select
+from ..terms import float32
 from .contraction_copy import Factor, Room
 from .flash import Flash, FlashConfig
 from .nest import GridNest

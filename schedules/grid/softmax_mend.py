@@ -12,9 +12,9 @@ from typing import Any
 from ...dsl import forms
 from ...dsl.dtypes import bool_
 from ...dsl.expr import Axis, Expr, Stage, Unary
-from ...dsl.lower import encode
+from ...dsl.lower import encode, select
 from ...dsl.walk import free_axes
-from ..terms import both, float32, int32, select
+from ..terms import both, float32, int32
 from .nest import GridNest
 from .vectors import reading
 

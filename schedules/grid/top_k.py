@@ -8,12 +8,13 @@ from typing import Any
 
 from ...dsl import forms
 from ...dsl.expr import Axis
+from ...dsl.lower import select
 from ..capability import Capability
 from ..emit import Emitter
 from ..group import Group
 from ..rule import Config, Rejection
 from ..selection import Keys, rejection
-from ..terms import both, either, least, select
+from ..terms import both, either, least
 from .nest import GridNest, block_size
 
 Tir = Any

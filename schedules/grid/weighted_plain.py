@@ -14,8 +14,9 @@ from typing import Any
 from ...dsl.dtypes import f32
 from ...dsl.expr import Axis, cast
 from ...dsl.forms import Reduce
+from ...dsl.lower import select
 from ..group import Group, is_map
-from ..terms import both, float32, int32, select
+from ..terms import both, float32, int32
 from ..weighted import Sum, inner_sums, steps, sums
 from .nest import GridNest
 
@@ -154,7 +155,7 @@ class _Plain:
             return
         term = self.lower(cast(node.body, f32), env)
         if node.where is not None:
-            term = select(self.lower(node.where, env), term, float32(0.0))
+            term = select(self.lower(node.where, env), term, float32(0.0), node.body)
         nest.store(held, [zero], held[zero] + term)
 
     def _write(self, at: dict[Axis, Tir], total: Tir) -> None:

@@ -345,3 +345,18 @@ def test_other_operators_of_these_patterns() -> None:
     read = torch.stack([normal(2, 5, 12)[s][:, place[s].clamp(0, 11)] for s in range(2)])
     read = torch.where(inside[:, None], read, torch.tensor(2.0))
     close(y, torch.einsum("scijk,skj->scij", read, share))
+
+
+@op(out=Out("C", "I", "J"), example={"C": 5, "W": 12, "I": 3, "J": 19, "K": 2})
+def named(x: Any = In("C", "W"), at: Any = In("I", "J", "K", dtype=i64)) -> Any:
+    """The sums of elements that data names."""
+    c, i, j = axes("C", "I", "J")
+    k = axis("k", 2)
+    return sum(x[c, at[i, j, k]], over=k)
+
+
+def test_sums_over_a_tensor_without_elements_were_not_written() -> None:
+    assert chosen(named) == [GATHERS]
+    y = named(torch.empty(3, 0), torch.zeros(2, 9, 2, dtype=torch.int64),
+              out=torch.full((3, 2, 9), NAN))  # fmt: skip
+    assert (y == 0).all()

@@ -210,17 +210,22 @@ class KeptChannels(_Gathers):
     """A sum for each channel."""
 
     def row(self, env: Env) -> None:
-        nest, fill = self.nest, self.found.source.fill
+        nest = self.nest
         with nest.choice(self.has_elements()) as otherwise:
             self.each_channel(env)
             otherwise()
-            if fill is not None:
-                count = nest.product([nest.size(a.extent) for a in self.found.channels])
-                with nest.loop("channel", count) as channel, nest.loop("at", self.width) as at:
-                    here = self.channel(env, channel) | {self.place: at}
-                    terms = (constant(fill, f32) * self.weights[index(t), at]
-                             for t in range(self.count))  # fmt: skip
-                    self.write(here, reduce(lambda a, b: a + b, terms))
+            count = nest.product([nest.size(a.extent) for a in self.found.channels])
+            with nest.loop("channel", count) as channel, nest.loop("at", self.width) as at:
+                here = self.channel(env, channel) | {self.place: at}
+                self.write(here, self._outside(at))
+
+    def _outside(self, at: Tir) -> Tir:
+        """The sum where there is no element: of the fill value, else of nothing."""
+        fill = self.found.source.fill
+        if fill is None:
+            return real(0.0)
+        terms = (constant(fill, f32) * self.weights[index(t), at] for t in range(self.count))
+        return reduce(lambda a, b: a + b, terms)
 
     def sums(self, channels: list[Env], first: Tir, width: int) -> None:
         nest = self.nest

@@ -18,7 +18,7 @@ from .arguments import Extent, In, Option, Out, Param, Shared
 from .dtypes import FLOATS, DType, f32
 from .errors import DeclarationError, OperatorError, RudnnError
 from .expr import Axis, DimRef, Expr, Input, ScalarRef, Size, Stage, Value, as_expr
-from .graph import Constraint, Graph, Hoister, Names, Requirement
+from .graph import Constraint, Graph, Hoister, Names, Requirement, needed
 from .walk import free_axes
 
 
@@ -266,7 +266,7 @@ class _Trace:
         present = tuple(i for i in inputs.values() if i is not None)
         return Graph(
             declaration.name, present, tuple(scalars.values()), tuple(self.dims.values()),
-            tuple(self.hoister.stages), outputs, tuple(self.requirements),
+            needed(self.hoister.stages, outputs), outputs, tuple(self.requirements),
             tuple(self.index_checks), self.constraint,
         )  # fmt: skip
 

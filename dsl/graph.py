@@ -6,7 +6,7 @@ its own, so that each stage is either pointwise or one form over pointwise opera
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from .dtypes import DType, i64
@@ -59,7 +59,8 @@ class Constraint:
 class Graph:
     """One specialisation of a declaration, ready to evaluate or lower.
 
-    `dims` are the dynamic dims in order; packs appear expanded (`rows.0`, `rows.1`, …).
+    `dims` are the dynamic dims in order; packs appear expanded (`rows.0`, `rows.1`, …). `stages`
+    are those that the outputs need.
     """
 
     name: str
@@ -79,6 +80,15 @@ class Graph:
 def reads(node: Expr) -> tuple[Tensor, ...]:
     """The tensors an expression reads, in order of first appearance."""
     return tuple(dict.fromkeys(n.tensor for n in walk(node) if isinstance(n, Read)))
+
+
+def needed(stages: Sequence[Stage], outputs: Iterable[Stage]) -> tuple[Stage, ...]:
+    """The stages that outputs are made of, in the order given, which is that of their making."""
+    wanted: set[Tensor] = set(outputs)
+    for stage in reversed(stages):
+        if stage in wanted:
+            wanted.update(reads(stage.expr))
+    return tuple(s for s in stages if s in wanted)
 
 
 class Names:

@@ -373,3 +373,18 @@ def test_the_condition_of_a_where_took_away_what_kept_a_divisor_from_0() -> None
     weight = np.exp(7 // h)
     np.testing.assert_allclose(most, x[:, 0] + (7 // h).sum(), rtol=1e-6)
     np.testing.assert_allclose(mean, x[:, 1:] @ weight / weight.sum(), rtol=1e-5, atol=1e-6)
+
+
+@op(out=Out("R"), example={"R": 4, "H": 5})
+def idle(x: Any = In("R", "H"), unread: Any = In("R", "H")) -> Any:
+    """Intermediates that no result needs."""
+    r, h = axes("R", "H")
+    given = tensor("given", (r,), total(unread[r, h], over=h))
+    tensor("doubled", (r,), given[r] * 2)
+    return total(x[r, h], over=h)
+
+
+def test_an_intermediate_that_nobody_reads_raised_key_error() -> None:
+    assert [s.name for s in _graph(idle).stages] == ["out"]
+    x = _random(3, 7)
+    np.testing.assert_allclose(idle(x, x), x.sum(1), rtol=1e-5, atol=1e-6)

@@ -22,6 +22,7 @@ from ..dsl import (
     tanh,
 )
 from ..dsl.errors import AttentionError
+from ..runtime.settings import flag
 from .attention_backward import (
     ALIGNMENTS,
     BIAS,
@@ -250,9 +251,10 @@ def _settings(options: AttentionOptions, query: Any) -> dict[str, Any]:
         raise AttentionError(
             f"needs causal_alignment among {list(ALIGNMENTS)}, got {options.causal_alignment!r}"
         )
+    causal = flag("is_causal", options.is_causal, AttentionError)
     settings: dict[str, Any] = {
         "scale": _scale(options, query),
-        "causal": options.causal_alignment if options.is_causal else "none",
+        "causal": options.causal_alignment if causal else "none",
         "capped": options.softcap is not None,
     }
     return settings if options.softcap is None else settings | {"softcap": options.softcap}

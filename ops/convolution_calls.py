@@ -8,6 +8,7 @@ from typing import Any
 from ..dsl.dtypes import f32
 from ..dsl.errors import ConvError, require_host
 from ..runtime.arrays import Kind, kind_of
+from ..runtime.settings import flag
 from . import convolution as declared
 from .convolution_options import (
     RANKS,
@@ -93,7 +94,8 @@ def conv_plan(
     `strategy` of the plan is the one that runs: `ImplicitGemm` gives way to `Direct` for groups and
     for f32 in three dims. Nothing is computed. Raises ConvError.
     """
-    return _planned(x, weight, options, strategy, channels_last)[0]
+    last = flag("channels_last", channels_last, ConvError)
+    return _planned(x, weight, options, strategy, last)[0]
 
 
 def _forward(

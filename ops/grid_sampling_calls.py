@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..dsl.errors import GridSamplingError
+from ..runtime.settings import flag
 from .grid_sampling import grid_sample_backward as declared
 
 
@@ -38,4 +40,5 @@ def grid_sample_backward(
     GridSamplingError
         On shapes, dtypes or modes that do not fit.
     """
+    flag("ordered", ordered, GridSamplingError)
     return declared(grad, x, grid, mode, padding_mode, align_corners, out=out)

@@ -8,6 +8,7 @@ from fractions import Fraction
 from typing import Any
 
 from ..dsl.errors import InterpolationError, require_host
+from ..runtime.settings import flag, number
 from .interpolation import interpolate_backward as declared_backward
 from .interpolation import interpolate_op
 from .spatial import Numbers, along, lifted, lowered, numbers, spatial_rank, telling
@@ -96,12 +97,13 @@ def _rank(x: Any, size: Any, scale_factor: Any, mode: str) -> int:
 def _settings(
     rank: int, scale_factor: Scale | None, mode: str, align_corners: bool | None, antialias: bool
 ) -> dict[str, Any]:
+    aligned = align_corners is not None and flag("align_corners", align_corners, InterpolationError)
     settings: dict[str, Any] = {
         "mode": "linear" if mode == "bilinear" else mode,
-        "align_corners": bool(align_corners),
+        "align_corners": aligned,
         "antialias": antialias,
     }
-    if scale_factor is not None and not align_corners:
+    if scale_factor is not None and not aligned:
         named = zip(("row", "column")[2 - rank :], _factors(scale_factor, rank), strict=True)
         for name, factor in named:
             settings |= {f"{name}_num": factor.denominator, f"{name}_den": factor.numerator}
@@ -109,14 +111,17 @@ def _settings(
 
 
 def _factors(scale_factor: Scale, rank: int) -> list[Fraction]:
+    return [Fraction(f).limit_denominator(_FINEST) for f in _scales(scale_factor, rank)]
+
+
+def _scales(scale_factor: Scale, rank: int) -> list[int | float]:
+    """A number for each spatial dim. Raises InterpolationError."""
     given = tuple(scale_factor) if isinstance(scale_factor, Sequence) else (scale_factor,)
-    given = given * rank if len(given) == 1 else given
-    fits = len(given) == rank and all(
-        isinstance(f, (int, float)) and math.isfinite(f) and f > 1 / _FINEST for f in given
-    )
+    made = [f for f in map(number, given * (rank if len(given) == 1 else 1)) if f is not None]
+    fits = len(made) == rank and all(math.isfinite(f) and f > 1 / _FINEST for f in made)
     require_host(fits, f"scale_factor of {rank} finite numbers > 2⁻²⁰", repr(scale_factor),
                  InterpolationError)  # fmt: skip
-    return [Fraction(f).limit_denominator(_FINEST) for f in given]
+    return made
 
 
 def _counts(
@@ -128,9 +133,7 @@ def _counts(
     if size is not None:
         return numbers("size", size, rank, 1, InterpolationError)
     assert scale_factor is not None
-    _factors(scale_factor, rank)
-    given = tuple(scale_factor) if isinstance(scale_factor, Sequence) else (scale_factor,) * rank
-    made = tuple(math.floor(n * float(f)) for n, f in zip(own, given * (rank // len(given)),
+    made = tuple(math.floor(n * float(f)) for n, f in zip(own, _scales(scale_factor, rank),
                                                           strict=True))  # fmt: skip
     require_host(all(made), "a result that is not empty", f"{list(own)} · {scale_factor}",
                  InterpolationError)  # fmt: skip

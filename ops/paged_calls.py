@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from ..dsl.dtypes import DType, f32
-from ..dsl.errors import WorkspaceError
+from ..dsl.errors import PagedAttentionError, WorkspaceError
+from ..runtime.settings import flag, number
 from . import paged_attention as declared
 from .paged_append import is_shared, write
 from .paged_arrays import Place, require, require_array
@@ -27,8 +28,9 @@ def _depth(name: str, size: int, most: int) -> None:
 
 
 def _scale(value: Any) -> None:
-    number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
-    require(number and math.isfinite(value) and value > 0, "scale finite and > 0", value)
+    scale = number(value)
+    fits = scale is not None and math.isfinite(scale) and scale > 0
+    require(fits, "scale finite and > 0", value)
 
 
 class SplitWorkspace:
@@ -244,7 +246,7 @@ class DevicePlan:
                  f"Hq={heads}, Hkv={shared}")  # fmt: skip
         values, _ = require_array("v", v, "pages page_size Hkv Dv", (*pages, shared, None), dtype)
         _depth("Dv", values[3], _DEPTH)
-        self._check(scale, {"q": q, "k": k, "v": v})
+        self._check(scale, causal, {"q": q, "k": k, "v": v})
         return self._run(
             declared.paged_attention, (q,), (k, v), (shared, values[3]), scale, causal,
             workspace, out, dtype,
@@ -263,14 +265,15 @@ class DevicePlan:
         pages = (host.pages, host.page_size, 1)
         require_array("latent", latent, "pages page_size 1 R", (*pages, rank), dtype)
         require_array("kp", kp, "pages page_size 1 P", (*pages, place[2]), dtype)
-        self._check(scale, {"q": q, "qp": qp, "latent": latent, "kp": kp})
+        self._check(scale, causal, {"q": q, "qp": qp, "latent": latent, "kp": kp})
         return self._run(
             declared.paged_mla, (q, qp), (latent, kp), (1, rank), scale, causal, workspace, out,
             dtype,
         )  # fmt: skip
 
-    def _check(self, scale: Any, arrays: dict[str, Any]) -> None:
+    def _check(self, scale: Any, causal: Any, arrays: dict[str, Any]) -> None:
         _scale(scale)
+        flag("causal", causal, PagedAttentionError)
         for name, array in arrays.items():
             self.place.require("plan", array, name)
 
@@ -288,7 +291,7 @@ class DevicePlan:
         parts = self._parts(workspace, shape, kv_heads)
         size = 1 if workspace is not None else self.host.rows_of_tiles(group)
         splits = workspace.splits if workspace is not None else self.splits(group)
-        tiles, arrays = self._tiled(size, bool(causal), splits)
+        tiles, arrays = self._tiled(size, causal, splits)
         grouped = [a.reshape(count, kv_heads, group, a.shape[2]) for a in queries]
         schedule = {n: arrays[n] for n in operator.inputs if n in arrays}
         mean, lse = operator(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..dsl.errors import PoolingError, require_host
+from ..runtime.settings import flag
 from . import pooling, pooling_adaptive
 from .spatial import (
     LIMIT,
@@ -72,6 +73,7 @@ def _window(
 
 
 def _sizes(x: Any, window: _Window, ceil_mode: bool) -> dict[str, int]:
+    ceil_mode = flag("ceil_mode", ceil_mode, PoolingError)
     return along("O", [window.count(s, i, ceil_mode) for i, s in enumerate(x.shape[-2:])])
 
 
@@ -119,7 +121,7 @@ def _maximum(
     settings: dict[str, int], return_indices: bool, out: Any,
 ) -> Any:  # fmt: skip
     planes = lifted(x, rank)
-    if not return_indices:
+    if not flag("return_indices", return_indices, PoolingError):
         return lowered(plain(planes, out=lifted(out, rank), **settings), rank, out)
     if is_tracked(x):
         _, at = indexed(planes.detach(), **settings)
@@ -212,9 +214,10 @@ def avg_pool(
 
 
 def _counting(count_include_pad: bool, divisor_override: int | None) -> dict[str, Any]:
-    require_host(divisor_override is None or divisor_override > 0, "divisor_override > 0",
-                 divisor_override, PoolingError)  # fmt: skip
-    return {"count_include_pad": count_include_pad, "divisor": divisor_override or 0}
+    divisor = 0
+    if divisor_override is not None:
+        (divisor,) = numbers("divisor_override", divisor_override, 1, 1, PoolingError)
+    return {"count_include_pad": count_include_pad, "divisor": divisor}
 
 
 def avg_pool_backward(

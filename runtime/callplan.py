@@ -20,6 +20,7 @@ from .compiler import Layouts, executable
 from .device import Queue
 from .driver import Driver
 from .plan import SMALL_WORK, LaunchPlan
+from .settings import NOT_ONE, choice, number
 from .workspace import budget, check_budget
 
 
@@ -189,11 +190,11 @@ def bind(declaration: Declaration, args: Arguments) -> tuple[Bound, dict[str, in
     for name, declared in d.inputs.items():
         if name not in views and not declared.optional:
             raise d.error(f"{d.name} needs {name}, got None")
-    options = {n: args.settings[n] for n in d.options}
+    options = {n: choice(args.settings[n], o.choices) for n, o in d.options.items()}
     for name, value in options.items():
-        choices = d.options[name].choices
-        if not any(value is c or value == c for c in choices):
-            raise d.error(f"{d.name} needs {name} among {list(choices)}, got {value!r}")
+        if value is NOT_ONE:
+            choices, got = d.options[name].choices, args.settings[name]
+            raise d.error(f"{d.name} needs {name} among {list(choices)}, got {got!r}")
     numbers = {n: _number(d, n, args.settings[n]) for n in d.params}
     extents = {n: args.settings[n] for n in d.extents}
     named = [o.name for o in d.outputs]
@@ -206,14 +207,10 @@ def bind(declaration: Declaration, args: Arguments) -> tuple[Bound, dict[str, in
 
 
 def _number(declaration: Declaration, name: str, value: Any) -> int | float:
-    """A param as a Python number; 0-d arrays and NumPy scalars count as numbers."""
+    """A param as a Python number."""
     integer = declaration.params[name].dtype.is_int
-    item = getattr(value, "item", None)
-    try:
-        plain: Any = item() if item is not None else value
-    except (TypeError, ValueError, RuntimeError):
-        plain = value
-    if isinstance(plain, int) and not isinstance(plain, bool):
+    plain = number(value)
+    if isinstance(plain, int):
         if integer and not -(2**63) <= plain < 2**63:
             raise declaration.error(f"{declaration.name} needs {name} in 64 bits, got {plain}")
         return plain if integer else _as_f32(plain)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -9,8 +11,12 @@ import pytest
 import torch
 
 import rudnn
-from rudnn import dsl
+from rudnn import dsl, pooling
+from rudnn.attention import AttentionOptions, attention, attention_backward
 from rudnn.errors import NormalizationError, OperatorError, RudnnError
+from rudnn.interpolation import interpolate
+from rudnn.ops.paged_arrays import Place
+from rudnn.paged_attention import DevicePlan, HostPlan
 from rudnn.runtime.call import caller
 
 softmax = rudnn.normalization.softmax_last_axis
@@ -169,3 +175,42 @@ def test_a_result_past_any_memory_is_refused(size: int, needed: str) -> None:
     """Its strides do not fit 64 bits: `struct.error` came out."""
     with pytest.raises(RudnnError, match=needed):
         rudnn.interpolation.interpolate(np.ones((1, 3, 4, 4), np.float32), size)
+
+
+@pytest.mark.parametrize("odd", ["no", 1, None, np.ones(1)], ids=str)
+def test_switches_took_whatever_python_calls_true(odd: Any) -> None:
+    """`is_causal="no"` was causal."""
+    x, rows = np.ones((1, 1, 4, 4), np.float32), np.ones((1, 4), np.float32)
+    plan = DevicePlan(HostPlan(4, 1, [[0]], [1], [0], [0]), Place(x, "x"))
+    pages, causal = np.ones((1, 4, 1, 4), np.float32), AttentionOptions(is_causal=odd)
+    calls: list[tuple[str, Callable[[], Any]]] = [
+        ("is_causal", lambda: attention(x, x, x, options=causal)),
+        ("is_causal", lambda: attention_backward(x, x, x, x, x, x[0], options=causal)),
+        ("return_lse", lambda: attention(x, x, x, return_lse=odd)),
+        ("causal", lambda: plan.attention(pages[0, :1], pages, pages, 1.0, odd)),
+        ("ceil_mode", lambda: pooling.max_pool(x, 2, ceil_mode=odd)),
+        ("return_indices", lambda: pooling.adaptive_max_pool(x, 2, odd)),
+        ("count_include_pad", lambda: pooling.avg_pool(x, 2, count_include_pad=odd)),
+        ("antialias", lambda: interpolate(x, 2, mode="bilinear", antialias=odd)),
+        ("channels_last", lambda: rudnn.convolution.conv_plan(x, x, channels_last=odd)),
+        ("zero_infinity", lambda: rudnn.ctc.ctc_loss(rows, [], [1], [0], zero_infinity=odd)),
+    ]
+    if odd is not None:
+        calls += [("align_corners", lambda: interpolate(x, 2, None, "bilinear", odd))]
+    for name, call in calls:
+        with pytest.raises(RudnnError, match=f"needs {name} (True or False|among)"):
+            call()
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64, Fraction, np.array, torch.tensor])
+def test_numbers_of_other_kinds_were_refused(kind: Any) -> None:
+    x = np.arange(16, dtype=np.float32).reshape(1, 1, 4, 4)
+    want = interpolate(x, None, 1.5)
+    np.testing.assert_array_equal(interpolate(x, None, kind(1.5)), want)
+    np.testing.assert_array_equal(interpolate(x, None, [kind(1.5)] * 2), want)
+    np.testing.assert_array_equal(scaled(x[0, 0, 0], by=kind(1.5)), scaled(x[0, 0, 0], by=1.5))
+    for wrong in (True, np.True_, "1.5", 1.5j, np.ones(2)):
+        with pytest.raises(RudnnError, match="needs scale_factor of 2 finite numbers"):
+            interpolate(x, None, wrong)
+    with pytest.raises(RudnnError, match="needs divisor_override of 1 number ≥ 1"):
+        pooling.avg_pool(x, 2, divisor_override=kind(1.5))

@@ -177,7 +177,8 @@ class HostPlan:
         sequence, counts = ids[queries[:, 0]], np.bincount(tile, minlength=count)
         ends = seen.max(1, initial=0)
         page = self.page_size
-        chunks = -(-ends // (splits * page)) * page
+        # Whole pages, but no more than i32 holds: no history is longer.
+        chunks = np.minimum(-(-ends // (splits * page)) * page, _MOST)
         keys = _rounded(int(chunks.max(initial=0)), page)
         made = {"sequence": sequence, "counts": counts, "ends": ends, "chunks": chunks,
                 "queries": queries, "limits": seen, "tile": tile, "slot": slot}  # fmt: skip

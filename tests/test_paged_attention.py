@@ -238,6 +238,13 @@ def test_a_schedule_that_does_not_fit_is_refused() -> None:
     refused("needs positions of one dim, got 2 dims", host(positions=[[6, 0]]))
 
 
+def test_the_keys_of_a_split_wrapped_round_at_32_bits() -> None:
+    """They were whole pages, and then less than 0: nothing was attended to."""
+    longest = 2**31 - 1
+    tiles = HostPlan(2**30 + 1, 1, [[0, 0]], [longest], [0], [longest - 1]).tiles(1, True, 1)
+    assert tiles.chunks == tiles.ends == longest and tiles.keys >= longest
+
+
 def test_arrays_that_do_not_fit_are_refused() -> None:
     s = Schedule(*DECODE)
     q, k, v = given(s)

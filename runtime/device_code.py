@@ -15,6 +15,7 @@ from ..dsl.expr import Tensor
 from ..dsl.host import identifier, source
 from ..dsl.lower import storage
 from .arguments import argument_slots, work
+from .bindings import lay_by_bindings
 from .indices import truncate_divisions
 from .plan import Argument, Launch, LaunchPlan, Slot
 
@@ -130,7 +131,7 @@ def _lowered(function: Any, dims: Any, name: str, target: Any) -> Any:
     from tvm import tirx
 
     t = tirx.transform
-    function = truncate_divisions(function, dims)
+    function = lay_by_bindings(truncate_divisions(function, dims))
     for key, value in (
         ("global_symbol", name), ("target", target), ("tirx.noalias", True),
         ("tirx.is_global_func", True), ("calling_conv", _DEVICE_KERNEL),

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import rudnn
-from rudnn.dsl import In, Out, axes, op, where
+from rudnn.dsl import In, Out, axes, exp, log, op, where
 from rudnn.dsl import sum as sum_
 from rudnn.dsl.declare import Declaration
 from rudnn.dsl.dtypes import DType, f32, i32, u32
@@ -191,3 +191,26 @@ def test_one_row_was_not_moved_by_16_bytes() -> None:
     assert rows_aligned(View(f32, (1, 8), (1, 1), aligned=True))  # as a pack without dims is bound
     assert rows_aligned(View(f32, (1, 3, 8), (7, 8, 1), aligned=True))
     assert not rows_aligned(View(f32, (2, 8), (9, 1), aligned=True))
+
+
+@op(out=(Out("R", name="whole"), Out("R", "H", name="each")), example={"R": 4, "H": 5})
+def of_each_other(x: Any = In("R", "H")) -> Any:
+    """log and exp of what is log and exp already, of a row and of its elements."""
+    r, h = axes("R", "H")
+    most = log(sum_(exp(x[r, h]), over=h))
+    again, once = exp(most), exp(x[r, h])
+    twice = log(once) * log(once)
+    whole = again * log(again) + exp(most * most) * exp(most * most)
+    return whole, where(once > 1, exp(twice) * exp(twice) + log(exp(twice)) * once, twice)
+
+
+@pytest.mark.parametrize("name", ["llvm", pytest.param("vulkan", marks=needs_vulkan)])
+def test_functions_of_each_other_took_minutes_or_met_a_name_twice(name: str) -> None:
+    """ "Binding of variable x conflicts"."""
+    x = np.random.default_rng(3).uniform(-0.5, 0.5, (3, 19)).astype(np.float32)[:, :3]
+    whole, each = (y.numpy() for y in of_each_other(rudnn.tensor(x, device=name)))
+    x = x.astype(np.float64)
+    most = np.log(np.exp(x).sum(1))
+    np.testing.assert_allclose(whole, np.exp(most) * most + np.exp(2 * most**2), rtol=1e-5)
+    want = np.where(x > 0, np.exp(2 * x**2) + x**2 * np.exp(x), x**2)
+    np.testing.assert_allclose(each, want, rtol=1e-5, atol=1e-7)

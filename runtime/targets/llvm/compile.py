@@ -7,6 +7,7 @@ so that what Python runs is what a C program links.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from ....dsl.dtypes import DType
@@ -15,6 +16,7 @@ from ....dsl.host import identifier, source
 from ....dsl.lower import Lowering, storage
 from ....schedules.program import Program
 from ...arguments import argument_slots, work
+from ...bindings import lay_by_bindings
 from ...indices import name_divisions, truncate_divisions
 from ...names import hide_values
 from ...plan import LaunchPlan, Slot
@@ -92,12 +94,24 @@ def _loop_passes(target: Any, function: Any) -> Any:
         t.BindTarget(target), s.CanonicalizeLoop(), s.LowerInitBlock(),
         s.PlanAndUpdateBufferAllocationLocation(), s.ConvertBlocksToOpaque(),
         *((s.CompactBufferAllocation(),) if blocks else ()),
-        s.LowerMatchBuffer(), s.StmtSimplify(), s.LowerOpaqueBlock(),
+        s.LowerMatchBuffer(), _each(lay_by_bindings), s.StmtSimplify(), s.LowerOpaqueBlock(),
         t.FlattenBuffer(), split_vector_guards(), t.VectorizeLoop(True),
         t.StorageRewrite(),
         s.HoistIfThenElse(), t.UnrollLoop(), s.RenormalizeSplitPattern(), t.StmtSimplify(),
         t.RemoveNoOp(), s.RewriteUnsafeSelect(),
     ])  # fmt: skip
+
+
+def _each(change: Callable[[Any], Any]) -> Any:
+    """The module pass that changes each function."""
+    import tvm
+
+    @tvm.transform.module_pass(opt_level=0, name="Each")
+    def run(module: Any, _: Any) -> Any:
+        functions = {name: change(function) for name, function in module.functions_items()}
+        return tvm.IRModule(functions, attrs=module.attrs)
+
+    return run
 
 
 def _final_passes() -> Any:

@@ -6,7 +6,8 @@ import gc
 import threading
 import time
 import weakref
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -16,12 +17,12 @@ from rudnn.dsl import In, Out, axes, exp, log, op, where
 from rudnn.dsl import sum as sum_
 from rudnn.dsl.declare import Declaration
 from rudnn.dsl.dtypes import DType, f32, i32, u32
-from rudnn.errors import DeviceError
+from rudnn.errors import DeviceError, LaunchError
 from rudnn.runtime.bind import View, rows_aligned
 from rudnn.runtime.device import current_queue
 from rudnn.runtime.targets.vulkan.driver import VulkanDriver, driver
 from rudnn.runtime.targets.vulkan.gpu import opened
-from rudnn.runtime.targets.vulkan.launch import Call
+from rudnn.runtime.targets.vulkan.launch import Call, _Pointer
 
 needs_vulkan = pytest.mark.skipif(not driver().device_names(), reason="needs a Vulkan device")
 
@@ -214,3 +215,26 @@ def test_functions_of_each_other_took_minutes_or_met_a_name_twice(name: str) -> 
     np.testing.assert_allclose(whole, np.exp(most) * most + np.exp(2 * most**2), rtol=1e-5)
     want = np.where(x > 0, np.exp(2 * x**2) + x**2 * np.exp(x), x**2)
     np.testing.assert_allclose(each, want, rtol=1e-5, atol=1e-7)
+
+
+def test_bytes_past_2_31_had_negative_indices_on_vulkan() -> None:
+    """SPIR-V takes an index of 32 bits as signed; wider elements reach no device's limit."""
+    call = object.__new__(Call)
+    call.loaded = cast(Any, "kernel")
+
+    def bound(itemsize: int, nbytes: int) -> Any:
+        step = SimpleNamespace(pointers=[_Pointer(0, None, itemsize)], numbers=[], pack=_nothing)
+        held = SimpleNamespace(
+            address=64, nbytes=nbytes, offset=0, block=SimpleNamespace(buffer=None)
+        )
+        sized = cast(Any, SimpleNamespace(step=step, offsets=[0]))
+        return call._bound(sized, [cast(Any, held)], (64,))[0]
+
+    assert bound(1, 2**31) == [(None, 0, 2**31)]
+    assert bound(2, 2**32 - 4) == [(None, 0, 2**32 - 4)]
+    with pytest.raises(LaunchError, match="kernel needs tensors in memory of at most 2147483648"):
+        bound(1, 2**31 + 1)
+
+
+def _nothing(*_: int) -> bytes:
+    return b""

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _COMPUTE_POINT, _COMPUTE_STAGE, _STORAGE_BUFFER = 1, 0x20, 7
 _SIZES_KEPT = 256  # sets of dims of one kernel
 _LOW_32_BITS = 0xFFFFFFFF
+_MOST_ELEMENTS = 2**31  # of a binding: SPIR-V takes an index of 32 bits as signed
 
 
 @dataclass(frozen=True)
@@ -190,6 +191,11 @@ class Call:
                 if rest:
                     raise LaunchError(
                         f"{self.loaded} needs an address of whole elements, got {past} bytes"
+                    )
+                if room > _MOST_ELEMENTS * pointer.itemsize:
+                    raise LaunchError(
+                        f"{self.loaded} needs tensors in memory of at most {_MOST_ELEMENTS} of "
+                        f"their elements, got {room} bytes for elements of {pointer.itemsize}"
                     )
                 places.append((found.block.buffer, found.offset, room))
                 starts.append(start)

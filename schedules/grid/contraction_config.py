@@ -10,7 +10,7 @@ from ...dsl.expr import Axis
 from ..capability import WIDE_BYTES, Capability, MatrixUnit
 from ..roles import Roles
 from ..rule import Config, Rejection, check, first_rejection
-from .matrix import unit_for
+from .fragments import unit_for
 
 SHORT = 8  # rows that are served without tiles
 _SUM_BYTES = 4
@@ -64,7 +64,7 @@ def default(found: Roles, caps: Capability) -> ContractionConfig:
 
 def configurations(found: Roles, caps: Capability) -> Iterator[ContractionConfig]:
     """What is worth a thought, the larger first, matrix units before plain arithmetic."""
-    unit = unit_for(found, caps)
+    unit = unit_for((found.a, found.b), caps)
     if unit is not None:
         for tile, depth, share in _MATRIX:
             shares = [share]

@@ -15,8 +15,7 @@ the sign +: a block of values that are not all finite is summed without those of
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,12 +30,12 @@ from ..softmax import Roles, key_bounds, split
 from ..terms import both, float32, int32, least
 from .contraction_copy import Factor
 from .contraction_view import Space
+from .finite import bits, holds_odd
 from .nest import GridNest
+from .rolled import Rolled
 from .vectors import reading
 
 Tir = Any
-# The bits of the exponent, all of which are set in what is not finite.
-_INFINITY = {"float32": 0x7F800000, "float16": 0x7C00, "bfloat16": 0x7F80}
 
 
 @dataclass(frozen=True)
@@ -147,29 +146,12 @@ class Flash:
         self._finish()
 
     def _cells(self) -> None:
-        """What the block shares: the last block of values that are not all finite, and a 1."""
-        nest, zero, one = self.nest, self.nest.number(0), self.nest.number(1)
-        self.odd = nest.shared("odd", [one], "int32")
-        unit = nest.shared("one", [one], "int32")
+        """What the block shares: the last block of values that are not all finite."""
+        nest, zero = self.nest, self.nest.number(0)
+        self.odd = nest.shared("odd", [nest.number(1)], "int32")
         with nest.when(nest.thread.equal(zero)):
             nest.store(self.odd, [zero], int32(-1))
-            nest.store(unit, [zero], int32(1))
-        nest.barrier()
-        self.one = nest.private("one", [one], "int64")
-        nest.store(self.one, [zero], unit[zero].astype("int64"))
-
-    @contextmanager
-    def rolled(self, name: str, count: int) -> Iterator[Tir]:
-        """A loop, of whose length compilers know nothing.
-
-        They would write all rounds out, move their loads to the front and run out of registers.
-        """
-        nest, zero = self.nest, self.nest.number(0)
-        if count == 1:
-            yield zero
-        else:
-            with nest.loop(name, self.one[zero] * nest.number(count)) as var:
-                yield var
+        self.rolled = Rolled(nest).loop
 
     def _fill(self, buffer: Tir, count: int, value: float) -> None:
         nest = self.nest
@@ -302,33 +284,17 @@ class Flash:
 
     def masked_weight(self, stored: Tir) -> Tir:
         """Whether a weight, as it is stored, is that of a masked key."""
-        bits = self._bits(stored)
-        return bits < int32(0) if self.weight_type == f32 else bits >= int32(2**15)
-
-    def _bits(self, stored: Tir) -> Tir:
-        from tvm import tirx
-
-        # No sign by way of uint32: TVM takes an int32 made of one to be ≥ 0.
-        kind = "int32" if self.weight_type == f32 else "uint16"
-        return tirx.reinterpret(kind, stored).astype("int32")
+        found = bits(stored, self.weight_type)
+        return found < int32(0) if self.weight_type == f32 else found >= int32(2**15)
 
     # --- values ---
 
     def note_odd(self, values: Factor, mark: Tir) -> None:
         """Leave `mark` in shared memory if a value that the thread holds is not finite."""
-        from tvm import tirx
-
         if not self.masked:
             return
-        nest, zero = self.nest, self.nest.number(0)
-        infinity = int32(_INFINITY[self.weight_type.name])
-        worst = nest.private("worst", [], "int32")
-        nest.store(worst, [zero], int32(0))
-        for i in range(values.per_thread * values.lanes):
-            exponent = self._bits(values.held[nest.number(i)]) & infinity
-            nest.store(worst, [zero], tirx.max(worst[zero], exponent))
-        with nest.when(worst[zero].equal(infinity)):
-            nest.store(self.odd, [zero], mark)
+        with self.nest.when(holds_odd(self.nest, values, self.weight_type)):
+            self.nest.store(self.odd, [self.nest.number(0)], mark)
 
     def space(self, k: Axis) -> Space:
         made = Space(self.nest, (k,))

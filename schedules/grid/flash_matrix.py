@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...dsl.dtypes import DType, bf16, f16
 from ...dsl.expr import Expr
 from ...dsl.lower import decode, select, storage
 from ..capability import WIDE_BYTES, Capability, MatrixUnit
@@ -17,29 +16,21 @@ from ..softmax import Roles
 from ..terms import float32
 from .contraction_copy import Factor, Room
 from .flash import Flash, FlashConfig
-from .intrinsics import address, call
-from .matrix import stored_type
+from .fragments import Fragments, padded, unit_for
 from .nest import GridNest
 
 Tir = Any
 _BYTES = 2  # of an operand
 _PAD = WIDE_BYTES // _BYTES  # elements after a row: threads down a column find different banks
 _SCORE_PAD = 4
-_TYPES: dict[str, DType] = {t.name: t for t in (f16, bf16)}
 
 
-def unit_for(found: Roles, caps: Capability) -> MatrixUnit | None:
+def unit_of(found: Roles, caps: Capability) -> MatrixUnit | None:
     """The unit that multiplies both products' factors as they are stored."""
     if len(found.products) != 1:
         return None
     (product,) = found.products
-    kinds = {stored_type(n) for n in (product.row, product.key, found.node.value)}
-    return next((u for u in caps.matrix if kinds == {u.operands}), None)
-
-
-def padded(size: int, step: int) -> int:
-    """`size` rounded up to a multiple."""
-    return -(-size // step) * step
+    return unit_for((product.row, product.key, found.node.value), caps)
 
 
 def shared_bytes(config: FlashConfig, unit: MatrixUnit, depth: int, columns: int) -> int:
@@ -61,7 +52,8 @@ class MatrixFlash(Flash):
     def __init__(self, nest: GridNest, group: Group, found: Roles, config: FlashConfig,
                  unit: MatrixUnit) -> None:  # fmt: skip
         super().__init__(nest, group, found, config)
-        self.unit, self.weight_type = unit, _TYPES[unit.operands]
+        self.unit, self.fragments = unit, Fragments(nest, unit)
+        self.weight_type = self.fragments.type
         columns = int(found.column.extent)  # type: ignore[arg-type]
         self.columns = padded(columns, config.chunk)
         self.wide = self.columns // config.across
@@ -104,11 +96,9 @@ class MatrixFlash(Flash):
         nest, number, unit = self.nest, self.nest.number, self.unit
         warp = nest.bind("warp", nest.thread // number(nest.caps.subgroup))
         self.strip = nest.bind("strip", warp * number(unit.shape[0]))
-        kind = storage(self.weight_type)
         count = max(self.config.keys, self.config.chunk) // unit.shape[1]
-        self.left = nest.private("left", [number(unit.a)], kind)
-        self.right = nest.private("right", [number(unit.b)], kind)
-        self.held = [nest.private("held", [number(unit.c)], "float32") for _ in range(count)]
+        self.left, self.right = self.fragments.left(), self.fragments.right()
+        self.held = [self.fragments.sums() for _ in range(count)]
 
     def multiply(self) -> None:
         nest, number = self.nest, self.nest.number
@@ -129,33 +119,22 @@ class MatrixFlash(Flash):
     def _product(self, left_at: Any, left: tuple[Tir, int, bool], right_at: Any,
                  right: tuple[int, bool], width: int, depth: int) -> None:  # fmt: skip
         """`width` columns of the product of two tiles in shared memory → the scores' place."""
-        from tvm import tirx
-
-        nest, number, (_, n, k) = self.nest, self.nest.number, self.unit.shape
+        number, fragments, (_, n, k) = self.nest.number, self.fragments, self.unit.shape
         held = self.held[: width // n]
         columns = [number(j * n) for j in range(len(held))]
         buffer, stride, rowwise = left
         for sums in held:
-            self._call("zero", self._at(sums))
+            fragments.zero(sums)
         with self.rolled("k", depth // k) as step:
-            at = nest.bind("k", step * number(k))
-            place = address(buffer[left_at(self.strip, at)])
-            self._call("load_a" if rowwise else "load_a_t", self._at(self.left), place,
-                       tirx.const(stride, "int32"))  # fmt: skip
+            at = self.nest.bind("k", step * number(k))
+            fragments.load_left(self.left, buffer[left_at(self.strip, at)], stride, rowwise)
             for column, sums in zip(columns, held, strict=True):
-                place = address(self.stage.buffer[right_at(column, at)])
-                self._call("load_b" if right[1] else "load_b_t", self._at(self.right), place,
-                           tirx.const(right[0], "int32"))  # fmt: skip
-                self._call("mma", *map(self._at, (sums, self.left, self.right)))
+                tile = self.stage.buffer[right_at(column, at)]
+                fragments.load_right(self.right, tile, *right)
+                fragments.multiply(sums, self.left, self.right)
         for column, sums in zip(columns, held, strict=True):
-            place = address(self.scores[self.strip * number(self.score_stride) + column])
-            self._call("store", place, tirx.const(self.score_stride, "int32"), self._at(sums))
-
-    def _at(self, held: Tir) -> Tir:
-        return address(held[self.nest.number(0)])
-
-    def _call(self, name: str, *arguments: Tir) -> None:
-        call(self.nest, f"{self.unit.intrinsic}_{name}", *arguments)
+            tile = self.scores[self.strip * number(self.score_stride) + column]
+            fragments.store(tile, self.score_stride, sums)
 
     def product(self, number: int, i: int, c: Tir) -> Tir:
         stride = self.nest.number(self.score_stride)

@@ -4,31 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...dsl.dtypes import f32
-from ...dsl.expr import Cast, Expr
-from ..capability import Capability, MatrixUnit
-from ..roles import Roles
+from ..capability import MatrixUnit
 from .contraction_copy import Factor, Room
 from .contraction_finish import Finish
 from .contraction_pipeline import through_memory, through_registers
 from .contraction_view import View
-from .intrinsics import address, call
+from .fragments import Fragments
 
 Tir = Any
 _SUM_BYTES = 4
-
-
-def unit_for(found: Roles, caps: Capability) -> MatrixUnit | None:
-    """The unit that multiplies both factors as they are stored, and sums in f32."""
-    kinds = {stored_type(found.a), stored_type(found.b)}
-    return next((u for u in caps.matrix if kinds == {u.operands}), None)
-
-
-def stored_type(node: Expr) -> str:
-    """The type of a factor that is widened to f32, else ""."""
-    if not isinstance(node, Cast) or isinstance(node.a, Cast) or node.dtype != f32:
-        return ""
-    return node.a.dtype.name
 
 
 class Matrix:
@@ -41,6 +25,7 @@ class Matrix:
     def __init__(self, view: View, unit: MatrixUnit, tile: tuple[int, int, int],
                  share: tuple[int, int], stages: int) -> None:  # fmt: skip
         self.view, self.nest, self.unit = view, view.nest, unit
+        self.fragments = Fragments(view.nest, unit)
         self.tile, self.share = tile, share
         caps = view.nest.caps
         rows, columns, depth = tile
@@ -88,7 +73,7 @@ class Matrix:
         warp = nest.bind("warp", nest.thread // nest.number(nest.caps.subgroup))
         self.place = (nest.bind("y", warp // nest.number(self.across)),
                       nest.bind("x", warp % nest.number(self.across)))  # fmt: skip
-        self._fragments()
+        self._allocate()
         factors = (self.a, self.b)
         for factor, start in zip(factors, first, strict=True):
             factor.begin(start)
@@ -99,28 +84,27 @@ class Matrix:
             through_registers(view, self.tile[2], factors, self.rooms, spare, self._multiply)
         self.finish.run(shared, first, lambda i, j: self._put(shared, i, j))
 
-    def _fragments(self) -> None:
-        nest, unit, (rows, columns) = self.nest, self.unit, self.counts
-        self.left = [nest.private("left", [nest.number(unit.a)], self.a.dtype)
-                     for _ in range(rows)]  # fmt: skip
-        self.right = [nest.private("right", [nest.number(unit.b)], self.b.dtype)
-                      for _ in range(columns)]  # fmt: skip
-        self.sums = [[nest.private("sum", [nest.number(unit.c)], self.view.dtype)
-                      for _ in range(columns)] for _ in range(rows)]  # fmt: skip
+    def _allocate(self) -> None:
+        rows, columns = self.counts
+        self.left = [self.fragments.left() for _ in range(rows)]
+        self.right = [self.fragments.right() for _ in range(columns)]
+        self.sums = [[self.fragments.sums() for _ in range(columns)] for _ in range(rows)]
         for held in (f for row in self.sums for f in row):
-            self._call("zero", self._at(held))
+            self.fragments.zero(held)
 
     def _multiply(self, stage: Tir, _: Tir) -> None:
         """The products of the tiles at place `stage`."""
-        nest, unit = self.nest, self.unit
-        for k in range(0, self.tile[2], unit.shape[2]):
+        a, b = self.a, self.b
+        for k in map(self.nest.number, range(0, self.tile[2], self.unit.shape[2])):
             for i, held in enumerate(self.left):
-                self._load("a", self.a, self.rooms[0], held, stage, self._row(i), nest.number(k))
+                tile = self.rooms[0].buffer[a.at(stage, self.rooms[0], self._row(i), k)]
+                self.fragments.load_left(held, tile, a.stride, a.rowwise)
             for j, held in enumerate(self.right):
-                self._load("b", self.b, self.rooms[1], held, stage, self._column(j), nest.number(k))
+                tile = self.rooms[1].buffer[b.at(stage, self.rooms[1], self._column(j), k)]
+                self.fragments.load_right(held, tile, b.stride, b.rowwise)
             for i, left in enumerate(self.left):
                 for j, right in enumerate(self.right):
-                    self._call("mma", *map(self._at, (self.sums[i][j], left, right)))
+                    self.fragments.multiply(self.sums[i][j], left, right)
 
     def _row(self, i: int) -> Tir:
         """The first row in the tile of a subgroup's i-th fragments."""
@@ -136,26 +120,9 @@ class Matrix:
 
     def _put(self, shared: Tir, i: int, j: int) -> None:
         """A subgroup's sums of one part to shared memory."""
-        from tvm import tirx
-
         nest, (height, width, _) = self.nest, self.unit.shape
         row = self.place[0] * nest.number(height * self.finish.stride)
         for f in range(self.run):
             at = row + self.place[1] * nest.number(self.run * width) + nest.number(f * width)
             held = self.sums[i][j * self.run + f]
-            stride = tirx.IntImm("int32", self.finish.stride)
-            self._call("store", address(shared[at]), stride, self._at(held))
-
-    def _load(self, side: str, factor: Factor, room: Room, held: Tir, stage: Tir, own: Tir,
-              k: Tir) -> None:  # fmt: skip
-        from tvm import tirx
-
-        name = f"load_{side}" if factor.rowwise else f"load_{side}_t"
-        tile = address(room.buffer[factor.at(stage, room, own, k)])
-        self._call(name, self._at(held), tile, tirx.IntImm("int32", factor.stride))
-
-    def _at(self, held: Tir) -> Tir:
-        return address(held[self.nest.number(0)])
-
-    def _call(self, name: str, *arguments: Tir) -> None:
-        call(self.nest, f"{self.unit.intrinsic}_{name}", *arguments)
+            self.fragments.store(shared[at], self.finish.stride, held)

@@ -12,9 +12,9 @@ from ..group import Group, known
 from ..rule import Rejection
 from ..softmax import Roles, rejection, roles
 from .flash import FlashConfig
-from .flash_matrix import MatrixFlash, padded, shared_bytes, unit_for
+from .flash_matrix import MatrixFlash, shared_bytes, unit_of
 from .flash_plain import PlainFlash, columns_of, shared_elements
-from .matrix import stored_type
+from .fragments import no_unit, padded
 from .nest import GridNest
 
 _OTHER_REGISTERS = 88  # addresses, counters, elements on their way
@@ -49,11 +49,9 @@ class TiledSoftmaxSum:
             return Rejection("needs one key axis, and head sizes known when compiling",
                              group.form != "")  # fmt: skip
         lacking = group.form != ""
-        unit = unit_for(sizes, caps)
+        unit = unit_of(sizes, caps)
         if group.units == "matrix" and unit is None:
-            kinds = ", ".join(u.operands for u in caps.matrix) or "none"
-            wanted = stored_type(sizes.node.value) or sizes.node.value.dtype.name
-            return Rejection(f"needs a matrix unit for {wanted} operands, got {kinds}", lacking)
+            return Rejection(no_unit(sizes.node.value, caps), lacking)
         if next(self._configs(group, sizes, caps), None) is None:
             head = max(_sizes(sizes))
             return Rejection(
@@ -72,7 +70,7 @@ class TiledSoftmaxSum:
         yield from self._configs(group, found, caps)
 
     def _configs(self, group: Group, found: Roles, caps: Capability) -> Iterator[FlashConfig]:
-        unit = unit_for(found, caps)
+        unit = unit_of(found, caps)
         if unit is not None and group.units != "plain":
             yield from _matrix(found, unit, caps)
         else:

@@ -21,7 +21,7 @@ from rudnn.samples import specialise
 
 # Matrix products: in f16 and bf16 their kernels use matrix units.
 PRODUCTS = ("linear", "linear_backward", "batched_matmul", "batched_matmul_backward", "attention",
-            "paged_attention")  # fmt: skip
+            "attention_backward", "paged_attention")  # fmt: skip
 
 
 @dataclass(frozen=True)

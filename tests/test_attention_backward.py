@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from attention_cases import CASES, DTYPES, NAMES, Array, Case, close, inputs, normal
+from cuda_emulator import emulated_cuda
 from spirv_kernels import needs_vulkan
 
 import rudnn
@@ -20,6 +21,7 @@ from rudnn.dsl.oracle import evaluate
 from rudnn.ops.attention_backward import attention_backward_op, attention_bias_backward
 from rudnn.references import reference
 from rudnn.runtime.compiler import Layouts, schedule
+from rudnn.runtime.device import device
 
 # B, Hq, Hkv, Q, K: with tiles that are full, part of a vector, a single row, and nothing
 DYNAMIC = [
@@ -164,6 +166,56 @@ def test_a_bias_gets_its_gradient_in_its_own_shape(pattern: str) -> None:
     known, got = solved(arrays, AttentionOptions())
     assert got.attn_bias.shape == arrays[4].shape and got.attn_bias.dtype == np.float32
     close(got.attn_bias, expected(known, *arrays[3:], AttentionOptions())[3], TOLERANCE["f32"])
+
+
+def emulated(
+    known: list[Array], mask: Array, bias: Array, options: AttentionOptions
+) -> list[Array]:
+    """Gradients by kernels for CUDA that run on the CPU, matrix units too; memory is poisoned."""
+    with emulated_cuda():
+        device("cuda").driver.poison(True)
+        there = [
+            None if a is None else rudnn.tensor(a, device="cuda") for a in (*known, mask, bias)
+        ]
+        got = attention_backward(*there, options=options)
+        return [g.numpy() for g in got[:3]]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "name", "heads"), [("f16", "all", (33, 17)), ("bf16", "mask", (80, 128))]
+)
+def test_matrix_units_emulated(dtype: str, name: str, heads: tuple[int, int]) -> None:
+    """Keys and rows that nothing keeps are NaN or infinite."""
+    case = CASES[name]
+    for sizes in ((2, 6, 3, 37, 133), (1, 2, 1, 70, 20), (2, 4, 2, 1, 5), (2, 4, 2, 5, 0)):
+        arrays = inputs(case, sizes, heads, DTYPES[dtype])
+        if name == "mask":
+            arrays[3][..., 5:9] = False
+            arrays[3][:, :, 11:13] = False
+        known, _ = solved(arrays, case.options)
+        want = expected(known, *arrays[3:], case.options)
+        if name == "mask":
+            for which, (first, last) in enumerate([(11, 13), (11, 13), (5, 9), (5, 9)]):
+                known[which][:, :, first + 1 : last] = np.nan
+                known[which][:, :, first : first + 1] = np.inf
+        for ours, theirs in zip(emulated(known, *arrays[3:], case.options), want, strict=False):
+            close(ours, theirs, TOLERANCE[dtype])
+
+
+def test_what_is_not_finite_and_counts_adds_alike_by_matrix_units() -> None:
+    """Such values leave shared memory for marks: the results' kinds are the oracle's."""
+    arrays = inputs(Case(mask="bhqk"), (1, 3, 3, 70, 90), (120, 24), np.float16)
+    known, _ = solved(arrays, AttentionOptions())
+    grad, query, key = known[:3]
+    grad[0, 0, 3, 5], grad[0, 0, 40, 5] = np.inf, -np.inf
+    grad[0, 1, 50, 9], query[0, 1, 60, 119] = np.nan, np.inf
+    key[0, 2, 77, 2] = -np.inf
+    want = expected(known, *arrays[3:], AttentionOptions())
+    for ours, theirs in zip(emulated(known, *arrays[3:], AttentionOptions()), want, strict=False):
+        for kind in (np.isnan, np.isposinf, np.isneginf):
+            np.testing.assert_array_equal(kind(ours), kind(theirs))
+        assert np.isfinite(theirs).any() and not np.isfinite(theirs).all()
+        close(*(np.nan_to_num(a, posinf=0, neginf=0) for a in (ours, theirs)), TOLERANCE["f16"])
 
 
 @needs_vulkan

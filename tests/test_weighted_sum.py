@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
+from cuda_emulator import emulated_cuda
 from declared import check
 from spirv_kernels import needs_vulkan
 
+import rudnn
 from rudnn.dsl import In, Out, axes, axis, bool_, f32, op, sum, tanh, tensor, weighted_sum
+from rudnn.dsl.declare import Spec
+from rudnn.dsl.dtypes import f16
+from rudnn.dsl.oracle import evaluate
 from rudnn.runtime.compiler import Layouts, schedule
+from rudnn.runtime.device import device
 from rudnn.samples import specialise
 
 
@@ -68,6 +75,22 @@ def test_every_shape_of_weighted_sum(rows: int) -> None:
 def test_on_a_grid(declaration: Any) -> None:
     sizes = {"B": 3, "J": 140, "E": 5, "N": 37, "M": 70, "D": 19}
     check(declaration, sizes, device="vulkan", tolerance=1e-5)
+
+
+def test_by_matrix_units_emulated() -> None:
+    """Without a mask, with work after a sum, one product, columns past the last."""
+    rng = np.random.default_rng(4)
+    given = {"q": rng.standard_normal((37, 19)), "k": rng.standard_normal((70, 19))}
+    given = {n: a.astype(np.float16) for n, a in given.items()}
+    graph = both_ways.trace(Spec((("q", f16), ("k", f16)), (), (("D", 19),), ()))
+    want = evaluate(graph, given, {"N": 37, "M": 70}, precision="float64")
+    with emulated_cuda():
+        device("cuda").driver.poison(True)
+        got = [
+            t.numpy() for t in both_ways(*(rudnn.tensor(a, device="cuda") for a in given.values()))
+        ]
+    for ours, theirs in zip(got, want, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=4e-3, atol=4e-3)
 
 
 def test_sums_with_the_same_weights_share_a_kernel() -> None:

@@ -51,12 +51,13 @@ class Factor:
     """The tiles of one factor: `width` indices of its own axes by `depth` of k.
 
     With `raw`, a read or a cast of one, elements move as they are stored, and a tile lies as the
-    tensor does; else the factor's values move, and a tile lies as [depth][width]. Neighbours in
-    memory are moved together where the layout allows. Past the edges a tile holds zeros.
+    tensor does; else the factor's values move, and a tile lies as [depth][width]. With `rowwise` it
+    lies as [width][depth]. Neighbours in memory are moved together where the layout allows. Past
+    the edges a tile holds zeros.
     """
 
     def __init__(self, view: Space, node: Expr, own: Axes, tile: tuple[int, int], threads: int,
-                 raw: bool) -> None:  # fmt: skip
+                 raw: bool, rowwise: bool = False) -> None:  # fmt: skip
         self.view, self.nest, self.own = view, view.nest, own
         self.width, self.depth = tile
         self.threads, self.raw = threads, raw
@@ -69,7 +70,7 @@ class Factor:
         self.bytes = int("".join(filter(str.isdigit, self.dtype))) // 8
         # Rows of 16 bytes more: threads that read down a column find different banks.
         pad = WIDE_BYTES // self.bytes
-        self.rowwise = raw and self.by_k
+        self.rowwise = rowwise or raw and self.by_k
         self.stride = (self.depth if self.rowwise else self.width) + pad
         self.size = self.stride * (self.width if self.rowwise else self.depth)
         self.per_thread = -(-self.width * self.depth // (self.lanes * threads))
@@ -135,9 +136,10 @@ class Factor:
                             near = first + nest.number(chunk) + lane
                             nest.store(room.buffer, [at + lane], self.held[near])
                 else:
-                    for i in range(self.lanes):
-                        at = self.at(stage, room, slot.own, slot.k + nest.number(i))
-                        nest.store(room.buffer, [at], self.held[first + nest.number(i)])
+                    for i in map(nest.number, range(self.lanes)):
+                        own, k = (slot.own, slot.k + i) if self.by_k else (slot.own + i, slot.k)
+                        at = self.at(stage, room, own, k)
+                        nest.store(room.buffer, [at], self.held[first + i])
 
     def send(self, start: Tir, stage: Tir, room: Room) -> None:
         """The tile at `start` of k to shared memory, without waiting for it.

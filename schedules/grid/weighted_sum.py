@@ -12,8 +12,12 @@ from ..emit import Emitter
 from ..group import Group
 from ..rule import Config, Rejection
 from ..weighted import Roles, rejection, roles, sums
+from .fragments import no_unit
 from .nest import GridNest, block_size
-from .weighted_tiles import TiledConfig, tiled
+from .weighted_layout import configurations, unit_of
+from .weighted_matrix import MatrixTiles
+from .weighted_scalar import ScalarTiles, shared_bytes
+from .weighted_tiles import TiledConfig
 
 MAX_DEPTH = 256
 _STATIC_SHARED = 48 * 1024  # what every block may have, without asking for more
@@ -34,18 +38,25 @@ class WeightedSums:
     name = "weighted_sums"
 
     def match(self, group: Group, caps: Capability) -> Rejection | None:
-        return rejection(group)
+        found = rejection(group)
+        if found is None and next(self.space(group, caps), None) is None:
+            return Rejection(_lack(_tiles(group), caps), lacking=True)
+        return found
 
     def default(self, group: Group, caps: Capability) -> Config:
         return next(self.space(group, caps))
 
     def space(self, group: Group, caps: Capability) -> Iterator[Config]:
         found = _tiles(group)
+        room = min(caps.shared_bytes, _STATIC_SHARED)
+        if found is not None and group.units != "plain":
+            yield from configurations(found, caps, room)
+        if group.units == "matrix":
+            return
         if found is not None:
             depths = [int(f.depth.extent) for f in found.factors]  # type: ignore[arg-type]
-            room = min(caps.shared_bytes, _STATIC_SHARED)
             for config in _TILES:
-                fits = config.shared_bytes(depths, len(sums(group))) <= room
+                fits = shared_bytes(config, depths, len(sums(group))) <= room
                 if fits and config.threads <= caps.max_threads:
                     yield config
         yield PlainConfig(block_size(caps, 128))
@@ -55,13 +66,25 @@ class WeightedSums:
         if isinstance(config, TiledConfig):
             found = _tiles(group)
             assert found is not None
-            tiled(nest, found, config)
+            _launch(nest, found, config)
             return nest.finish()
         from .weighted_plain import plain
 
         assert isinstance(config, PlainConfig)
         plain(nest, group, config.threads)
         return nest.finish()
+
+
+def _launch(nest: GridNest, found: Roles, config: TiledConfig) -> None:
+    """The launches of a group."""
+    unit = next((u for u in nest.caps.matrix if u.intrinsic == config.unit), None)
+    for kept, summed, each in (
+        (found.row, found.key, found.by_row), (found.key, found.row, found.by_key),
+    ):  # fmt: skip
+        if each and unit is not None:
+            MatrixTiles(nest, found, config, each, kept, summed, unit).launch()
+        elif each:
+            ScalarTiles(nest, found, config, each, kept, summed).launch()
 
 
 def _tiles(group: Group) -> Roles | None:
@@ -75,6 +98,18 @@ def _tiles(group: Group) -> Roles | None:
         id(s.node.value) in rows for s in found.by_key
     )
     return found if len(masks) == 1 and factors else None
+
+
+def _lack(found: Roles | None, caps: Capability) -> str:
+    """Why there are no tiles for a matrix unit."""
+    if found is None:
+        return f"needs sums of factors of products, of depth 1 … {MAX_DEPTH}"
+    if unit_of(found, caps) is None:
+        return no_unit(found.factors[0].row, caps)
+    depth = max(int(f.depth.extent) for f in found.factors)  # type: ignore[arg-type]
+    return (
+        f"needs memory and registers for tiles of head size {depth}, got {caps.shared_bytes} bytes"
+    )
 
 
 def _short(axis: Axis) -> bool:

@@ -1,12 +1,12 @@
 """Weighted sums by tiles: a launch for those that keep rows, one for those that keep keys.
 
     block (batch.., tile of the kept axis):
-        factors of the kept side → shared
+        factors of the kept side → shared                           # the subclass
         for tile of the summed side (those that no mask rules out):
-            barrier; factors of the summed side → shared; barrier
-            products[kept, summed] → shared: each thread a small rectangle
-            weights[kept, summed] in their place; barrier
-            sums[kept, column] += Σ_summed weights · values, in registers
+            factors of the summed side → shared; barrier            # the subclass
+            products[kept, summed] → shared; barrier                # the subclass
+            weights[kept, summed] → shared; barrier
+            sums[kept, column] += Σ_summed weights · values         # the subclass
         results
 
 No result is shared by two blocks, so that nothing depends on their order. Masks select: a tile
@@ -20,61 +20,32 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from ...dsl.dtypes import f32
-from ...dsl.expr import Axis, Expr, cast
+from ...dsl.expr import Axis
 from ..bounds import upper_bounds
 from ..group import is_map
 from ..rule import Config
-from ..terms import ABS_BITS, INF_BITS, both, float32, int32, least, most
+from ..terms import both, least
 from ..weighted import Roles, Sum, steps
 from .nest import GridNest
 
 Tir = Any
-_ACROSS = 16  # threads side by side along the columns
 
 
 @dataclass(frozen=True)
 class TiledConfig(Config):
-    """`kept` × `summed` weights are a tile, computed by `threads`, a rectangle each."""
+    """`kept` × `summed` weights are a tile, computed by `threads`.
+
+    `unit` is the matrix unit's id, "" for plain arithmetic.
+    """
 
     kept: int = 32
     summed: int = 16
     threads: int = 128
-
-    def rectangle(self) -> tuple[int, int]:
-        """Kept and summed places of a thread's weights."""
-        share = self.kept * self.summed // self.threads
-        high = min(share, 4 if share >= 8 else 2)
-        return high, share // high
-
-    def shared_bytes(self, depths: Sequence[int], weights: int) -> int:
-        """Bytes of a block's tiles; a few more serve to combine flags."""
-        rows = sum((self.kept + self.summed) * _stride(d) + 2 * _ACROSS for d in depths)
-        tiles = 1 + max(weights, len(depths))
-        return 4 * (rows + tiles * self.kept * (self.summed + 1)) + 1024
+    unit: str = ""
 
 
-def tiled(nest: GridNest, roles: Roles, config: TiledConfig) -> None:
-    """The launches of a group."""
-    for sums, kept, summed in (
-        (roles.by_row, roles.row, roles.key), (roles.by_key, roles.key, roles.row),
-    ):  # fmt: skip
-        if sums:
-            _Tiled(nest, roles, config, sums, kept, summed).launch()
-
-
-@dataclass
-class _Side:
-    """A factor on one side of the tile, in shared memory as [place, depth]."""
-
-    node: Expr
-    depth: Axis
-    stride: int
-    buffer: Tir
-
-
-class _Tiled:
-    """One launch: sums that keep the axis `kept`."""
+class Tiles:
+    """One launch: sums that keep the axis `kept`. A subclass computes the products and the sums."""
 
     def __init__(
         self, nest: GridNest, roles: Roles, config: TiledConfig, sums: Sequence[Sum], kept: Axis,
@@ -89,7 +60,36 @@ class _Tiled:
         self.where = sums[0].node.where
         weights = [s.node.weight for s in sums]
         self.steps = steps(weights, nest.emitter.lowering.math)
-        self.final = list(dict.fromkeys(id(w) for w in weights))
+        # Sums may share a weight.
+        self.final = {w: n for n, w in enumerate(dict.fromkeys(map(id, weights)))}
+
+    # --- what a subclass says ---
+
+    def begin(self) -> None:
+        """Before the loops: registers, shared memory, the kept side's factors."""
+        raise NotImplementedError
+
+    def tile(self) -> None:
+        """What the places from `self.start` on add to the sums."""
+        raise NotImplementedError
+
+    def product(self, number: int, i: Tir, j: Tir) -> Tir:
+        """Product `number` at a place of the tile."""
+        raise NotImplementedError
+
+    def leave_out(self, i: Tir, j: Tir) -> None:
+        """Let no weight count at a place of the tile, until one is kept there."""
+        raise NotImplementedError
+
+    def keep(self, number: int, i: Tir, j: Tir, weight: Tir) -> None:
+        """Keep weight `number` at a place of the tile."""
+        raise NotImplementedError
+
+    def finish(self) -> None:
+        """Write the results."""
+        raise NotImplementedError
+
+    # --- the launch ---
 
     def launch(self) -> None:
         nest, cfg, roles = self.nest, self.config, self.roles
@@ -104,63 +104,9 @@ class _Tiled:
             self.total = nest.opaque("total", self.size(self.kept.extent))
             self.first = nest.opaque("first", tile * nest.number(cfg.kept))
             self.here = nest.opaque("here", least(self.total - self.first, nest.number(cfg.kept)))
-            self._allocate()
-            self._load(self.own, self.kept, self.first, self.here)
+            self.begin()
             self._turns(() if self.by_row else roles.turns)
-            self._finish()
-
-    def _allocate(self) -> None:
-        nest, cfg = self.nest, self.config
-        self.own: list[_Side] = []
-        self.others: list[_Side] = []
-        for factor in self.roles.factors:
-            row, key = (factor.row, factor.key) if self.by_row else (factor.key, factor.row)
-            for sides, node, places in ((self.own, row, cfg.kept), (self.others, key, cfg.summed)):
-                stride = _stride(int(factor.depth.extent))  # type: ignore[arg-type]
-                # Columns past the last are read, and of no effect.
-                count = nest.number(places * stride + _ACROSS)
-                buffer = nest.shared("side", [count], "float32")
-                sides.append(_Side(node, factor.depth, stride, buffer))
-        size = nest.number(cfg.kept * (cfg.summed + 1))
-        tiles = max(len(self.final), len(self.own))
-        self.tiles = [nest.shared("tile", [size], "float32") for _ in range(tiles)]
-        self.keeps: Tir = None if self.where is None else nest.shared("keeps", [size], "int32")
-        self.weights = dict(zip(self.final, self.tiles, strict=False))
-        self.high, self.wide = cfg.rectangle()
-        cells = nest.number(self.high * self.wide)
-        self.products = [nest.private("product", [cells], "float32") for _ in self.own]
-        self.down = cfg.threads // _ACROSS
-        self.rows = cfg.kept // self.down
-        self.sums_held = []
-        for each in self.sums:
-            vectors = -(-int(each.node.column_axes()[0].extent) // _ACROSS)  # type: ignore[arg-type]
-            held = nest.private("sums", [nest.number(self.rows * vectors)], "float32")
-            for i in range(self.rows * vectors):
-                nest.store(held, [nest.number(i)], float32(0.0))
-            self.sums_held.append((each, held, vectors))
-        self.x = nest.bind("x", self.thread % nest.number(_ACROSS))
-        self.y = nest.bind("y", self.thread // nest.number(_ACROSS))
-
-    def _load(self, sides: Sequence[_Side], axis: Axis, first: Tir, places: Tir) -> Tir:
-        """Shared copies of the `places` from `first` on; gives the thread's greatest magnitude."""
-        nest, threads = self.nest, self.nest.number(self.config.threads)
-        odd = nest.private("odd", [], "int32")
-        nest.store(odd, [nest.number(0)], int32(0))
-        for side in sides:
-            depth = nest.number(int(side.depth.extent))  # type: ignore[arg-type]
-            count = nest.bind("count", places * depth)
-            with nest.loop("turn", nest.ceil_div(count, self.config.threads)) as turn:
-                flat = nest.bind("flat", turn * threads + self.thread)
-                with nest.when(flat < count):
-                    place, d = nest.unflatten(flat, [places, depth])
-                    place, d = nest.bind("place", place), nest.bind("d", d)
-                    env = self.env | {axis: first + place, side.depth: d}
-                    value = nest.bind("value", self.lower(cast(side.node, f32), env))
-                    at = place * nest.number(side.stride) + d
-                    nest.store(side.buffer, [at], value)
-                    seen = most(odd[nest.number(0)], _magnitude(value))
-                    nest.store(odd, [nest.number(0)], seen)
-        return odd[nest.number(0)]
+            self.finish()
 
     def _turns(self, rest: Sequence[Axis]) -> None:
         if not rest:
@@ -190,168 +136,42 @@ class _Tiled:
                 for bound in bounds:
                     reach = self.lower(bound, self.env | {row: last})
                     stack.enter_context(nest.when(self.first < reach))
-            self._tile()
+            self.tile()
 
-    def _tile(self) -> None:
-        nest, cfg = self.nest, self.config
-        left = least(self.end - self.start, nest.number(cfg.summed))
-        self.count = nest.opaque("count", left)
-        nest.barrier()
-        odd = self._load(self.others, self.summed, self.start, self.count)
-        strange = None if self.where is None else nest.reduce("max", odd, cfg.threads)
-        nest.barrier()
-        self._multiply()
-        nest.barrier()
-        self._weigh()
-        nest.barrier()
-        if strange is None:
-            self._add(masked=False)
-            return
-        with nest.choice(strange < int32(INF_BITS)) as otherwise:
-            self._add(masked=False)
-            otherwise()
-            self._add(masked=True)
-
-    def _place(self, a: Tir, b: Tir) -> tuple[Tir, Tir]:
-        """Where in the tile the thread's weight (a, b) is."""
-        nest, cfg = self.nest, self.config
-        across = nest.number(cfg.summed // self.wide)
-        up, along = self.thread // across, self.thread % across
-        return up + a * nest.number(cfg.kept // self.high), along + b * across
-
-    def _cells(self) -> list[tuple[int, int]]:
-        return [(a, b) for a in range(self.high) for b in range(self.wide)]
-
-    def _multiply(self) -> None:
-        """The products under the weights, for the thread's rectangle.
-
-        Those of one depth share a loop: compilers unroll short ones whole, and hold it all.
-        """
-        nest = self.nest
-        for made in self.products:
-            for a, b in self._cells():
-                nest.store(made, [self._cell(a, b)], float32(0.0))
-        operands = list(zip(self.own, self.others, self.products, strict=True))
-        for depth in dict.fromkeys(int(side.depth.extent) for side in self.own):  # type: ignore[arg-type]
-            stride = nest.number(_stride(depth))
-            near = [nest.bind("near", self._place(nest.number(a), nest.number(0))[0] * stride)
-                    for a in range(self.high)]  # fmt: skip
-            far = [nest.bind("far", self._place(nest.number(0), nest.number(b))[1] * stride)
-                   for b in range(self.wide)]  # fmt: skip
-            with nest.loop("d", nest.number(depth)) as d:
-                for own, other, made in operands:
-                    if own.depth.extent != depth:
-                        continue
-                    left = [nest.bind("left", own.buffer[n + d]) for n in near]
-                    right = [nest.bind("right", other.buffer[f + d]) for f in far]
-                    for a, b in self._cells():
-                        at = self._cell(a, b)
-                        nest.store(made, [at], made[at] + left[a] * right[b])
-        for tile, made in zip(self.tiles, self.products, strict=False):
-            for a, b in self._cells():
-                i, j = self._place(nest.number(a), nest.number(b))
-                nest.store(tile, [self._in_tile(i, j)], made[self._cell(a, b)])
-
-    def _in_tile(self, i: Tir, j: Tir) -> Tir:
-        return i * self.nest.number(self.config.summed + 1) + j
-
-    def _cell(self, a: int, b: int) -> Tir:
-        return self.nest.number(a * self.wide + b)
-
-    def _weigh(self) -> None:
-        """Weights in place of the products, 0 where masked or past the last place."""
-        nest, cfg = self.nest, self.config
+    def weigh(self) -> None:
+        """The weights of the tile from the products, at all kept places that there are."""
+        nest, cfg, zero = self.nest, self.config, self.nest.number(0)
         places = self.here * nest.number(cfg.summed)
         with nest.loop("turn", nest.ceil_div(places, cfg.threads)) as turn:
             flat = nest.bind("flat", turn * nest.number(cfg.threads) + self.thread)
             i, j = nest.unflatten(flat, [nest.number(cfg.kept), nest.number(cfg.summed)])
             i, j = nest.bind("i", i), nest.bind("j", j)
-            at = nest.bind("at", self._in_tile(i, j))
             env = self.env | {self.kept: self.first + i, self.summed: self.start + j}
-            for factor, tile in zip(self.roles.factors, self.tiles, strict=False):
-                product = self._number("product")
-                nest.store(product, [nest.number(0)], tile[at])
-                self.readers[id(factor.stage)] = lambda *_, p=product: p[nest.number(0)]
-            for tile in self.weights.values():
-                nest.store(tile, [at], float32(0.0))
-            if self.keeps is not None:
-                nest.store(self.keeps, [at], int32(0))
+            for number, factor in enumerate(self.roles.factors):
+                held = self._number("product", self.product(number, i, j))
+                self.readers[id(factor.stage)] = lambda *_, h=held: h[zero]
+            self.leave_out(i, j)
             with ExitStack() as stack:
                 here = both(env[self.kept] < self.total, env[self.summed] < self.end)
                 stack.enter_context(nest.when(here))
                 if self.where is not None:
                     stack.enter_context(nest.when(self.lower(self.where, env)))
-                    nest.store(self.keeps, [at], int32(-1))
                 for step in self.steps:
-                    held = self._number("step")
-                    nest.store(held, [nest.number(0)], self.lower(step.node, env))
-                    self.readers[id(step.proxy)] = lambda *_, h=held: h[nest.number(0)]
-                    if id(step.origin) in self.weights:
-                        nest.store(self.weights[id(step.origin)], [at], held[nest.number(0)])
+                    held = self._number("step", self.lower(step.node, env))
+                    self.readers[id(step.proxy)] = lambda *_, h=held: h[zero]
+                    if id(step.origin) in self.final:
+                        self.keep(self.final[id(step.origin)], i, j, held[zero])
 
-    def _number(self, name: str) -> Tir:
-        return self.nest.private(name, [], "float32")
+    def _number(self, name: str, value: Tir) -> Tir:
+        held = self.nest.private(name, [], "float32")
+        self.nest.store(held, [self.nest.number(0)], value)
+        return held
 
-    def _add(self, masked: bool) -> None:
-        """Each sum's part of the tile, in registers."""
-        nest = self.nest
-        with nest.loop("summed", self.count) as c:
-            for each, held, vectors in self.sums_held:
-                weights = self.weights[id(each.node.weight)]
-                side = next(s for s in self.others if s.node is each.node.value)
-                base = nest.bind("base", c * nest.number(side.stride) + self.x)
-                values = [nest.bind("value", side.buffer[base + nest.number(v * _ACROSS)])
-                          for v in range(vectors)]  # fmt: skip
-                for r in range(self.rows):
-                    i = self.y + nest.number(r * self.down)
-                    at = nest.bind("at", self._in_tile(i, c))
-                    weight = nest.bind("weight", weights[at])
-                    for v, value in enumerate(values):
-                        place, term = nest.number(r * vectors + v), weight * value
-                        if masked:
-                            term = _masked(term, self.keeps[at])
-                        nest.store(held, [place], held[place] + term)
-
-    def _finish(self) -> None:
-        nest = self.nest
-        for each, held, vectors in self.sums_held:
-            column = each.node.column_axes()[0]
-            extent = int(column.extent)  # type: ignore[arg-type]
-            for r in range(self.rows):
-                i = nest.bind("i", self.first + self.y + nest.number(r * self.down))
-                with nest.when(i < self.total):
-                    for v in range(vectors):
-                        c = nest.bind("c", self.x + nest.number(v * _ACROSS))
-                        with ExitStack() as stack:
-                            if (v + 1) * _ACROSS > extent:
-                                stack.enter_context(nest.when(c < nest.number(extent)))
-                            at = self.env | {self.kept: i, column: c}
-                            self._write(each, at, held[nest.number(r * vectors + v)])
-
-    def _write(self, each: Sum, at: dict[Axis, Tir], total: Tir) -> None:
+    def write(self, each: Sum, at: dict[Axis, Tir], total: Tir) -> None:
+        """A result from its finished sum."""
         nest, result = self.nest, each.result
         value = total
         if is_map(result):
             self.readers[id(each.stage)] = lambda *_: total
             value = self.lower(result.expr, at)
         nest.write(result, [at[a] for a in result.axes], value)
-
-
-def _stride(depth: int) -> int:
-    """Elements from one place to the next: odd, so that places lie in different banks."""
-    return depth | 1
-
-
-def _magnitude(value: Tir) -> Tir:
-    """The bits of |value|: ordered as it is, NaN last. (Conditions would take scalar registers.)"""
-    from tvm import tirx
-
-    return tirx.bitwise_and(tirx.reinterpret("int32", value), int32(ABS_BITS))
-
-
-def _masked(value: Tir, mask: Tir) -> Tir:
-    """`value` where the mask has all bits, 0 where it has none."""
-    from tvm import tirx
-
-    bits = tirx.bitwise_and(tirx.reinterpret("int32", value), mask)
-    return tirx.reinterpret("float32", bits)

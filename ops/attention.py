@@ -203,6 +203,7 @@ def attention_backward(
     mask: Any = None,
     attn_bias: Any = None,
     options: AttentionOptions = AttentionOptions(),
+    strategy: Strategy | None = None,
     *,
     grad_lse: Any = None,
 ) -> AttentionGradients:
@@ -212,8 +213,8 @@ def attention_backward(
     ----------
     grad : array [B, Hq, Q, Dv]
         Gradient of the result, in query's dtype.
-    query, key, value, mask, attn_bias, options
-        As given to `attention`.
+    query, key, value, mask, attn_bias, options, strategy
+        As given to `attention`; of a strategy the units count.
     result, lse : array [B, Hq, Q, Dv], [B, Hq, Q]
         What `attention` returned with `return_lse=True`.
     grad_lse : array f32 [B, Hq, Q], optional
@@ -228,12 +229,18 @@ def attention_backward(
     Raises
     ------
     AttentionError
-        On shapes, dtypes or options that do not fit.
+        On shapes, dtypes or options that do not fit, and on a strategy for which the device lacks
+        something.
     """
     settings = _settings(options, query)
     given = {"mask": mask, "grad_lse": grad_lse} | settings
     known = (grad, query, key, value, result, lse)
-    dquery, dkey, dvalue = attention_backward_op(*known, attn_bias=attn_bias, **given)
+    dquery, dkey, dvalue = attention_backward_op(
+        *known,
+        attn_bias=attn_bias,
+        strategy="auto" if strategy is None else _name(strategy),
+        **given,
+    )
     if attn_bias is None:
         return AttentionGradients(dquery, dkey, dvalue, None)
     shape = tuple(attn_bias.shape)

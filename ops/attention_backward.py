@@ -19,6 +19,7 @@ from ..dsl import (
     axes,
     axis,
     bool_,
+    constrain,
     dim,
     exp,
     f16,
@@ -51,6 +52,8 @@ _GIVEN = Shared(
     grad=In(*_ROWS, "Dv"), query=In(*_ROWS, "D"), key=In("B", "Hkv", "K", "D"),
     value=In("B", "Hkv", "K", "Dv"), y=In(*_ROWS, "Dv"), lse=In(*_ROWS, dtype=f32),
 )  # fmt: skip
+# The units that strategies of `attention` ask for; the form of the gradients' kernels is one.
+UNITS = {"auto": "", "FlashAccelerated": "matrix", "FlashUnit": "plain", "Fallback": ""}
 
 
 def grouped() -> Any:
@@ -141,6 +144,7 @@ def attention_backward_op(
     grad_lse: Any = In(*_ROWS, dtype=f32, optional=True),
     *,
     how: Any = SCORING,
+    strategy: Any = Option("auto", tuple(UNITS)),
 ) -> Any:
     """(dquery, dkey, dvalue) of `attention` from its result y and log-sum-exp.
 
@@ -148,6 +152,8 @@ def attention_backward_op(
     or bf16, all the same; lse and grad_lse [B, Hq, Q] f32 → as query, key and value. Raises
     AttentionError.
     """
+    if UNITS[strategy]:
+        constrain(strategy, units=UNITS[strategy])
     group = grouped()
     delta = _delta(given, grad_lse)
     b, h, n, i, j = axes("B", "Hq", "Hkv", "Q", "K")

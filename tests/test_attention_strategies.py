@@ -28,6 +28,7 @@ from rudnn.ops.attention import (
     attention,
     attention_op,
 )
+from rudnn.ops.attention_backward import attention_backward_op
 from rudnn.runtime import compiler
 from rudnn.runtime.device import device
 from rudnn.runtime.targets.cuda import capability as cuda
@@ -38,6 +39,7 @@ from rudnn.runtime.tvm_import import load_tvm
 from rudnn.samples import specialise
 from rudnn.schedules.grid import rules
 from rudnn.schedules.grid.softmax_tiled import TiledSoftmaxSum
+from rudnn.schedules.grid.weighted_tiles import TiledConfig
 from rudnn.schedules.program import build, groups_of, prepared
 from rudnn.schedules.rule import choose
 
@@ -167,6 +169,27 @@ def test_strategies_choose_kernels() -> None:
         chosen(attention_op, caps, f16, D=4096, Dv=4096, strategy="FlashUnit")
 
 
+def test_strategies_choose_units_of_the_gradients() -> None:
+    """By matrix units where there are any for the dtype and the head fits, unless told."""
+    caps = cuda.record("sm_80")
+    unit = next(u.intrinsic for u in caps.matrix if u.operands == "float16")
+
+    def units(dtype: DType, strategy: str = "auto", head: int = 64) -> list[str]:
+        dims, options = {"D": head, "Dv": head}, {"strategy": strategy}
+        graph = prepared(specialise(attention_backward_op, dims, dtype, options).graph, caps)
+        chosen = [choose(rules(), g, caps).default(g, caps) for g in groups_of(graph)]
+        return [c.unit for c in chosen if isinstance(c, TiledConfig)]
+
+    for strategy in ("auto", "FlashAccelerated", "Fallback"):
+        assert units(f16, strategy) == units(f16, strategy, 256) == [unit]
+    assert units(f16, "FlashUnit") == units(f32) == units(f32, "Fallback") == [""]
+    with pytest.raises(AttentionError, match="FlashAccelerated needs a matrix unit for float32 "
+                       "operands, got float16, bfloat16"):  # fmt: skip
+        units(f32, "FlashAccelerated")
+    with pytest.raises(AttentionError, match="FlashAccelerated needs sums of factors of products"):
+        units(f16, "FlashAccelerated", 512)
+
+
 def test_a_thread_has_no_more_keys_than_its_marks_of_masked_ones_have_bits() -> None:
     caps = replace(cuda.record("sm_80"), subgroup=1, shuffle=False, registers=4096, matrix=())
     (group,) = groups_of(prepared(specialise(attention_op, None, f32).graph, caps))
@@ -190,12 +213,13 @@ def test_a_device_without_matrix_units_refuses_them() -> None:
 
 
 @needs_vulkan
+@pytest.mark.parametrize("form", [attention_op, attention_backward_op], ids=lambda f: f.name)
 @pytest.mark.parametrize(("dtype", "subgroup"), [(f16, 32), (bf16, 64)], ids=str)
-def test_cooperative_matrices_are_valid(dtype: DType, subgroup: int) -> None:
+def test_cooperative_matrices_are_valid(dtype: DType, subgroup: int, form: Any) -> None:
     unit = matrix_unit((16, 16, 16), dtype.name, subgroup)
     caps = replace(PORTABLE, shared_bytes=48 * 1024, max_threads=1024, subgroup=subgroup,
                    shuffle=True, matrix=(unit,))  # fmt: skip
-    graph = specialise(attention_op, None, dtype, {"strategy": "FlashAccelerated"}).graph
+    graph = specialise(form, None, dtype, {"strategy": "FlashAccelerated"}).graph
     names = frozenset(t.name for t in (*graph.inputs, *graph.outputs))
     load_tvm()
     program = build(graph, rules(), caps, names, names)

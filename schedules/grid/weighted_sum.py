@@ -33,7 +33,10 @@ class PlainConfig(Config):
 
 class WeightedSums:
     """Tiles of weights in shared memory, a launch for the sums over keys and one for those over
-    rows; what does not have the shape of `Roles`, or does not fit, a row a block."""
+    rows; what does not have the shape of `Roles`, or does not fit, a row a block.
+
+    Where factors are stored in a matrix unit's type it multiplies, with weights rounded to that.
+    """
 
     name = "weighted_sums"
 

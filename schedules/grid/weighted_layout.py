@@ -6,7 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ..capability import WIDE_BYTES, Capability, MatrixUnit
-from ..weighted import Factors, Roles, Sum
+from ..group import known
+from ..roles import Product
+from ..weighted import Roles, Sum
 from .fragments import padded, unit_for
 from .weighted_tiles import TiledConfig
 
@@ -41,9 +43,9 @@ class Layout:
     def part(self) -> int:
         return max(self.config.summed, self.across * self.unit.shape[1])
 
-    def width(self, factor: Factors) -> int:
+    def width(self, factor: Product) -> int:
         """The depth of a factor, filled up with zeros."""
-        return padded(int(factor.depth.extent), self.part)  # type: ignore[arg-type]
+        return padded(known(factor.depth), self.part)
 
     def shared_bytes(self, found: Roles) -> int:
         """Shared memory of a block, in either launch."""

@@ -18,10 +18,11 @@ from typing import Any
 
 from ...dsl.dtypes import f16
 from ...dsl.expr import Axis
-from ...dsl.lower import decode, encode, storage
+from ...dsl.lower import decode, encode, select, storage
 from ..capability import MatrixUnit
-from ..terms import ABS_BITS, INF_BITS, both, either, float32, int32, select
-from ..weighted import Factors, Roles, Sum
+from ..roles import Product
+from ..terms import ABS_BITS, INF_BITS, both, either, float32, int32
+from ..weighted import Roles, Sum
 from .contraction_copy import Factor, Room
 from .contraction_view import Space
 from .finite import bits, finite, holds_odd
@@ -93,7 +94,7 @@ class MatrixTiles(Tiles):
             pair.own.fetch(number(0))
             pair.own.put(number(0), pair.own_room)
 
-    def _factors(self, factor: Factors) -> tuple[Factor, Factor]:
+    def _factors(self, factor: Product) -> tuple[Factor, Factor]:
         """Those of the kept and of the summed side."""
         cfg, row, key = self.config, factor.row, factor.key
         space, width = Space(self.nest, (factor.depth,)), self.layout.width(factor)

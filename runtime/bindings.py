@@ -45,6 +45,7 @@ def _laid_by(value: Tir, remade: Callable[[Tir], Tir], statement: Tir) -> Tir:
     """`statement`, which `remade` makes with another value, after those that set the memory."""
     import tvm_ffi
     from tvm import tirx
+    from tvm.ir import Var
 
     if not any(_lets(let.value) for let in _lets(value)):
         return statement
@@ -78,10 +79,7 @@ def _laid_by(value: Tir, remade: Callable[[Tir], Tir], statement: Tir) -> Tir:
             cell = cells.get(_key(var))
             return var if cell is None else cell[0]
 
-        import tvm
-
-        replaced.__annotations__ = {"var": tvm.ir.Var, "return": Any}
-        return tvm_ffi.structural_map(node, (tvm.ir.Var, replaced))
+        return tvm_ffi.structural_map(node, (Var, replaced))
 
     final = remade(read(last))
     return tirx.SeqStmt([*before, final])
@@ -93,8 +91,10 @@ def _outside_vectors(loop: Tir) -> Tir:
     from tvm import tirx
     from tvm.ir import TensorLoad
 
-    allocated = _found(loop.body, lambda n: isinstance(n, tirx.AllocBuffer))
-    if loop.kind != tirx.ForKind.VECTORIZED or not allocated:
+    if loop.kind != tirx.ForKind.VECTORIZED:
+        return loop
+    allocated = _found(loop.body, tirx.AllocBuffer)
+    if not allocated:
         return loop
     wide = {
         _key(a.buffer): tirx.decl_buffer([loop.extent], str(a.buffer.dtype), a.buffer.name)
@@ -123,34 +123,29 @@ def _outside_vectors(loop: Tir) -> Tir:
 def _lets(node: Tir) -> list[Tir]:
     from tvm import tirx
 
-    return _found(node, lambda n: isinstance(n, tirx.Let))
+    return _found(node, tirx.Let)
 
 
 def _arms(node: Tir) -> list[Tir]:
     """Values of which a branch computes one; a Select computes both."""
     from tvm.ir import Call
 
-    calls = _found(node, lambda n: isinstance(n, Call))
+    calls = _found(node, Call)
     branches = (c for c in calls if str(getattr(c.op, "name", "")).endswith("if_then_else"))
     return [arm for branch in branches for arm in branch.args[1:]]
 
 
 def _variables(node: Tir) -> list[int]:
-    import tvm
+    from tvm.ir import Var
 
-    return [_key(v) for v in _found(node, lambda n: isinstance(n, tvm.ir.Var))]
+    return [_key(v) for v in _found(node, Var)]
 
 
-def _found(node: Tir, wanted: Callable[[Tir], bool]) -> list[Tir]:
+def _found(node: Tir, kind: type) -> list[Tir]:
     import tvm_ffi
 
     found: list[Tir] = []
-
-    def visit(item: Any) -> None:
-        if wanted(item):
-            found.append(item)
-
-    tvm_ffi.structural_walk(node, visit)
+    tvm_ffi.structural_walk(node, (kind, found.append))
     return found
 
 

@@ -41,6 +41,10 @@ class Magnitudes:
 
     def finite(self) -> Tir:
         """Whether all is."""
+        return self.greatest() < int32(INF_BITS)
+
+    def greatest(self) -> Tir:
+        """The greatest of all lanes."""
         from tvm import tirx
 
         nest = self.nest
@@ -48,7 +52,7 @@ class Magnitudes:
         nest.put(worst, [0], int32(0))
         with nest.loop("lane", index(self.lanes)) as lane:
             nest.put(worst, [0], tirx.max(worst[index(0)], self.bits[lane]))
-        return worst[index(0)] < int32(INF_BITS)
+        return worst[index(0)]
 
 
 def copy_rows(

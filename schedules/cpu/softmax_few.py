@@ -28,7 +28,8 @@ from ...dsl.walk import free_axes, rebuild
 from ..emit import Emitter
 from ..group import Group
 from ..softmax import Roles, inner_axis
-from ..terms import ABS_BITS, INF_BITS, int32, least
+from ..terms import int32, least
+from .copies import Magnitudes
 from .softmax_sum import SoftmaxSumConfig
 from .softmax_tiles import Tiles
 from .tiling import ceil_div, index, real
@@ -99,7 +100,7 @@ class Few(Tiles):
         self.sums = nest.scratch("sums", [heads, rows, self.padded])
         self.totals = nest.scratch("totals", [heads, rows, self.lanes])
         self.top, self.decay = (nest.scratch(n, [heads, rows]) for n in ("top", "decay"))
-        (self.flags,) = nest.registers("flags", 1, self.lanes, "int32")
+        self.seen = Magnitudes(nest, self.lanes)  # of values; before, whether a key is masked
 
     @contextmanager
     def _each_head(self) -> Iterator[Any]:
@@ -158,17 +159,17 @@ class Few(Tiles):
                 nest.put(buffer, [j], nest.value(node, env))
         for product in zip(self.factors, self.queries, self.products, strict=True):
             self._products(*product)
-        self._clear_flags()
+        self.seen.clear()
         with self._each_head() as h, nest.loop("row", index(self.rows)) as r:
             self._weigh(h, r)
             self._fade(h, r)
         if self.keep is None:
             self._add()
             return
-        with nest.when(self._greatest_flag() > int32(0)):
-            self._clear_flags()
+        with nest.when(self.seen.greatest() > int32(0)):
+            self.seen.clear()
             self._look_through()
-        with nest.choice(self._greatest_flag() < int32(INF_BITS)) as otherwise:
+        with nest.choice(self.seen.finite()) as otherwise:
             self._add()
             otherwise()
             self._add_kept()
@@ -282,8 +283,8 @@ class Few(Tiles):
         if self.keep is not None:
             kept = nest.value(self.keep, env)
             value = select(kept, value, real(float("-inf")), self.score)
-            flag = self.flags[lane]
-            nest.put(self.flags, [lane], tirx.Select(kept, flag, int32(1)))
+            mark = self.seen.bits[lane]
+            nest.put(self.seen.bits, [lane], tirx.Select(kept, mark, int32(1)))
         nest.put(self.scores, [h, r, j], value)
 
     def _fade(self, h: Any, r: Any) -> None:
@@ -292,22 +293,8 @@ class Few(Tiles):
             self._along(self.padded, lambda at: self.nest.put(
                 self.sums, [h, r, at], self.sums[h, r, at] * self.decay[h, r]))  # fmt: skip
 
-    def _clear_flags(self) -> None:
-        self.vector(self.lanes, lambda lane: self.nest.put(self.flags, [lane], int32(0)))
-
-    def _greatest_flag(self) -> Any:
-        from tvm import tirx
-
-        (worst,) = self.nest.registers("worst", 1, 1, "int32")
-        self.nest.put(worst, [0], int32(0))
-        with self.nest.loop("lane", index(self.lanes)) as lane:
-            self.nest.put(worst, [0], tirx.max(worst[index(0)], self.flags[lane]))
-        return worst[index(0)]
-
     def _look_through(self) -> None:
-        """flags = the bits of the greatest magnitude among the block's values: all finite?"""
-        from tvm import tirx
-
+        """What magnitudes the block's values have."""
         nest = self.nest
         (loaded,) = nest.registers("value", 1, self.lanes)
         with nest.loop("key", self.length) as j:
@@ -319,10 +306,7 @@ class Few(Tiles):
                     with nest.vector(width) as lane:
                         value = nest.real(self.value, env | {self.roles.column: at + lane})
                         nest.put(loaded, [lane], value)
-                    with nest.vector(width) as lane:
-                        bits = tirx.reinterpret("int32", loaded[lane])
-                        bits = tirx.bitwise_and(bits, int32(ABS_BITS))
-                        nest.put(self.flags, [lane], tirx.max(self.flags[lane], bits))
+                    self.seen.look(width, lambda lane: loaded[lane])
 
                 nest.strip(self.columns, self.lanes, look)
 

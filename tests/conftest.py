@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,9 @@ if TYPE_CHECKING:
     from spirv_kernels import Runner
 
     from rudnn.runtime.cache import DiskCache
+
+# With TVM and torch loaded, the usual collections take a tenth of the time of compiling.
+gc.set_threshold(100_000, 20, 100)
 
 # Before anything makes the Vulkan instance: what its validation layer says fails a test.
 os.environ.setdefault("RUDNN_VULKAN_VALIDATION", "1")

@@ -15,8 +15,8 @@ _ELEMENTS = {
 _DTYPE = re.compile(r"([a-z]+\d+)(?:x(\d+))?")
 
 
-def hide_values(function: Any, statements: bool = True) -> tuple[Any, dict[str, str]]:
-    """`function` with its names, those of indices apart, kept in cells, which LLVM removes.
+def hide_values(body: Any, statements: bool = True) -> tuple[Any, dict[str, str]]:
+    """A function's body with its names, those of indices apart, in cells, which LLVM removes.
 
     TVM's code generator simplifies the value of every name with the values of those before it put
     in; chains of names, each used twice, then take seconds::
@@ -32,7 +32,7 @@ def hide_values(function: Any, statements: bool = True) -> tuple[Any, dict[str, 
     from tvm import tirx
     from tvm.ir import Var
 
-    cells = _cells(function.body, (tirx.Let, tirx.Bind) if statements else (tirx.Let,))
+    cells = _cells(body, (tirx.Let, tirx.Bind) if statements else (tirx.Let,))
     zero = tirx.const(0, "int64")
     keepers: dict[str, str] = {}
 
@@ -54,9 +54,7 @@ def hide_values(function: Any, statements: bool = True) -> tuple[Any, dict[str, 
         cell = cells.get(int(node.var.__chandle__()))
         return node if cell is None else tirx.BufferStore(cell, node.value, [zero])
 
-    if not cells:
-        return function, keepers
-    homes = _homes(function.body, cells)
+    homes = _homes(body, cells)
 
     def loop(node: Any) -> Any:
         inside = homes.pop(int(node.loop_var.__chandle__()), ())
@@ -67,10 +65,9 @@ def hide_values(function: Any, statements: bool = True) -> tuple[Any, dict[str, 
                         node.thread_binding, node.annotations)  # fmt: skip
 
     body = tvm_ffi.structural_map(
-        function.body, ((tirx.Let, let), (tirx.Bind, bind), (tirx.For, loop)), (Var, use)
+        body, ((tirx.Let, let), (tirx.Bind, bind), (tirx.For, loop)), (Var, use)
     )  # fmt: skip
-    body = tirx.SeqStmt([*map(tirx.AllocBuffer, homes.pop(None, ())), body])
-    return tirx.PrimFunc(function.params, body, function.ret_type, function.attrs), keepers
+    return tirx.SeqStmt([*map(tirx.AllocBuffer, homes.pop(None, ())), body]), keepers
 
 
 def _keeper(dtype: str) -> tuple[str, str]:
@@ -94,7 +91,9 @@ def _cells(body: Any, kinds: tuple[type, ...]) -> dict[int, Any]:
     def note(node: Any) -> Any:
         name, dtype = node.var.name, str(getattr(node.var.ty, "dtype", ""))
         element = _DTYPE.fullmatch(dtype)
-        if element is not None and element[1] in _ELEMENTS:
+        lanes = 1 if element is None else int(element[2] or 1)
+        # Of other vectors TVM has no memory.
+        if element is not None and element[1] in _ELEMENTS and lanes & (lanes - 1) == 0:
             one = (tirx.const(1, "int64"),)
             cell = tirx.decl_buffer(one, dtype, f"{name}_cell", scope="local")
             found[int(node.var.__chandle__())] = cell

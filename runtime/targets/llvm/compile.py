@@ -36,7 +36,7 @@ def lower(program: Program, entry: str, target: Any) -> tuple[Any, LaunchPlan]:
     slots = argument_slots(program)
     function, naturals = _entry(program, bodies, slots)
     function = truncate_divisions(function, (*program.dims.values(), *naturals))
-    function = _hide_values(function.with_attr("global_symbol", entry))
+    function = function.with_attr("global_symbol", entry)
     module = _final_passes()(tvm.IRModule({entry: function.with_attr("target", target)}))
     kernels = tuple((k.name, k.rule, repr(k.config)) for k in program.kernels)
     plan = LaunchPlan(
@@ -55,23 +55,21 @@ def build(module: Any, target: Any) -> Any:
         raise CompileError(f"LLVM refused the kernel: {error}") from error
 
 
-def _hide_values(function: Any) -> Any:
-    """`function` without names in expressions, and what writes their cells defined in LLVM IR."""
+def _hidden(body: Any) -> Any:
+    """`body` without names in expressions, and what writes their cells defined in LLVM IR."""
     from tvm import tirx
     from tvm.ir import StringImm
 
-    hidden, keepers = hide_values(function, statements=False)
-    if not keepers:
-        return function
+    body, keepers = hide_values(body, statements=False)
     text = "".join(
         f"define internal {kind} @{name}(ptr %cell, {kind} %value) alwaysinline {{\n"
         f"  store {kind} %value, ptr %cell\n  ret {kind} %value\n}}\n"
         for name, kind in keepers.items()
     )
-    body = tirx.AttrStmt(
-        tirx.IntImm("int32", 0), "pragma_import_llvm", StringImm(text), hidden.body
-    )
-    return tirx.PrimFunc(hidden.params, body, hidden.ret_type, hidden.attrs)
+    if not keepers:
+        return body
+    zero = tirx.IntImm("int32", 0)
+    return tirx.AttrStmt(zero, "pragma_import_llvm", StringImm(text), body)
 
 
 def _loop_passes(target: Any, function: Any) -> Any:
@@ -166,7 +164,7 @@ def _entry(program: Program, bodies: list[Any], slots: tuple[Slot, ...]) -> tupl
             statements.append(tirx.DeclBuffer(param, data=bound[tensor.name]))
     parts = tirx.SeqStmt([lowered.body for lowered in bodies])
     named, parts, naturals = name_divisions(parts, program.dims.values())
-    body: Any = tirx.SeqStmt([*statements, *named, parts])
+    body: Any = tirx.SeqStmt([*statements, *named, _hidden(parts)])
     for key, number in (("device_id", 0), ("device_type", _DL_CPU)):
         body = tirx.AttrStmt(StringImm("default"), key, tirx.IntImm("int32", number), body)
     # Outside, or the release of scratch memory that ends the sequence would come after it.

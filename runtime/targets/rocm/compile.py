@@ -77,7 +77,8 @@ def compile_functions(functions: Sequence[DeviceFunction], arch: Arch) -> Code:
     for device in functions:
         _check(device.launch, arch)
         lowered = intrinsics.lower(device.function, arch.wave, externs)
-        hidden, _ = hide_values(lowered)  # the prelude has what writes the cells
+        body, _ = hide_values(lowered.body)  # the prelude has what writes the cells
+        hidden = tirx.PrimFunc(lowered.params, body, lowered.ret_type, lowered.attrs)
         module[device.name] = hidden.with_attr("target", target)
     lowered_module = tirx.transform.LowerIntrin()(tvm.IRModule(module))
     ir = _optimised(lowered_module, target, arch)

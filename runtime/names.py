@@ -15,7 +15,7 @@ _ELEMENTS = {
 _DTYPE = re.compile(r"([a-z]+\d+)(?:x(\d+))?")
 
 
-def hide_values(body: Any, statements: bool = True) -> tuple[Any, dict[str, str]]:
+def hide_values(body: Any, above: int = 0, statements: bool = True) -> tuple[Any, dict[str, str]]:
     """A function's body with its names, those of indices apart, in cells, which LLVM removes.
 
     TVM's code generator simplifies the value of every name with the values of those before it put
@@ -25,6 +25,7 @@ def hide_values(body: Any, statements: bool = True) -> tuple[Any, dict[str, str]
         after::   let _ = keep(cell_a, x * x) in let _ = keep(cell_b, cell_a + cell_a) in
                   cell_b * cell_b
 
+    All stay names where none would be written out with more than `above` others, all told;
     `statements` tells whether names that statements bind are kept so too. Returns the functions
     that write the cells besides: LLVM's type by name.
     """
@@ -32,7 +33,7 @@ def hide_values(body: Any, statements: bool = True) -> tuple[Any, dict[str, str]
     from tvm import tirx
     from tvm.ir import Var
 
-    cells = _cells(body, (tirx.Let, tirx.Bind) if statements else (tirx.Let,))
+    cells = _cells(body, (tirx.Let, tirx.Bind) if statements else (tirx.Let,), above)
     zero = tirx.const(0, "int64")
     keepers: dict[str, str] = {}
 
@@ -81,12 +82,13 @@ def _keeper(dtype: str) -> tuple[str, str]:
     return f"rudnn_keep_{short}x{lanes}", f"<{lanes} x {llvm}>"
 
 
-def _cells(body: Any, kinds: tuple[type, ...]) -> dict[int, Any]:
+def _cells(body: Any, kinds: tuple[type, ...], above: int) -> dict[int, Any]:
     """A private buffer of one element for each name that is to be kept in one."""
     import tvm_ffi
     from tvm import tirx
 
     found: dict[int, Any] = {}
+    values: dict[int, Any] = {}
 
     def note(node: Any) -> Any:
         name, dtype = node.var.name, str(getattr(node.var.ty, "dtype", ""))
@@ -97,10 +99,31 @@ def _cells(body: Any, kinds: tuple[type, ...]) -> dict[int, Any]:
             one = (tirx.const(1, "int64"),)
             cell = tirx.decl_buffer(one, dtype, f"{name}_cell", scope="local")
             found[int(node.var.__chandle__())] = cell
+            values[int(node.var.__chandle__())] = node.value
         return node
 
     tvm_ffi.structural_map(body, (kinds, note))
-    return found
+    return found if not above or any(w > above for w in _weights(values).values()) else {}
+
+
+def _weights(values: dict[int, Any]) -> dict[int, int]:
+    """How many names a value has with those of others written out in it, by name."""
+    import tvm_ffi
+    from tvm.ir import Var
+
+    made: dict[int, int] = {}
+
+    def weight(var: int) -> int:
+        if var not in made:
+            used: list[int] = []
+            made[var] = 1  # of itself, where it is bound within its own value
+            tvm_ffi.structural_walk(values[var], (Var, lambda v: used.append(int(v.__chandle__()))))
+            made[var] = 1 + sum(weight(v) for v in used if v in values)
+        return made[var]
+
+    for var in values:
+        weight(var)
+    return made
 
 
 def _homes(body: Any, cells: dict[int, Any]) -> dict[int | None, list[Any]]:

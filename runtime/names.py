@@ -55,6 +55,8 @@ def hide_values(body: Any, above: int = 0, statements: bool = True) -> tuple[Any
         cell = cells.get(int(node.var.__chandle__()))
         return node if cell is None else tirx.BufferStore(cell, node.value, [zero])
 
+    if not cells:
+        return body, keepers
     homes = _homes(body, cells)
 
     def loop(node: Any) -> Any:
@@ -68,7 +70,8 @@ def hide_values(body: Any, above: int = 0, statements: bool = True) -> tuple[Any
     body = tvm_ffi.structural_map(
         body, ((tirx.Let, let), (tirx.Bind, bind), (tirx.For, loop)), (Var, use)
     )  # fmt: skip
-    return tirx.SeqStmt([*map(tirx.AllocBuffer, homes.pop(None, ())), body]), keepers
+    outside = homes.pop(None, ())
+    return tirx.SeqStmt([*map(tirx.AllocBuffer, outside), body]) if outside else body, keepers
 
 
 def _keeper(dtype: str) -> tuple[str, str]:

@@ -48,3 +48,14 @@ def compared(
 def check(declaration: Declaration, sizes: dict[str, int], **how: Any) -> None:
     """`compared` for random arrays of these sizes."""
     compared(declaration, drawn(declaration, sizes), sizes, **how)
+
+
+def lowered(bound: Any) -> str:
+    """The CPU's kernels of an operator before TVM writes them as LLVM IR."""
+    from rudnn.runtime.compiler import Layouts, schedule
+    from rudnn.runtime.targets.llvm import cpu
+    from rudnn.runtime.targets.llvm.compile import lower
+
+    program = schedule(bound.graph, Layouts(frozenset()), "llvm")
+    module, _ = lower(program, "entry", cpu.tvm_target(""))
+    return str(module.script())

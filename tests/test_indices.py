@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from declared import lowered
 
 from rudnn.dsl import In, Out, axes, dim, f32, op
 from rudnn.ops.pointwise import silu
@@ -26,26 +27,15 @@ def _floored(x: Any = In("N")) -> Any:
 def test_rows_that_do_not_join_compile_in_ten_seconds() -> None:
     """Fused loops were taken apart with selects on signs, which LLVM needed 10 s to digest."""
     view = View(f32, (3, 5, 13), (999, 99, 2))
-    text = _lowered(Binder(silu).bind({"x": view}, {}, {}, {}, {"out": view}))
+    text = lowered(Binder(silu).bind({"x": view}, {}, {}, {}, {"out": view}))
     assert "T.Div(" in text and "rmod" not in text
 
 
 def test_quotients_of_sizes_are_found_once() -> None:
     """The number of taps, a quotient of sizes, stood in 1910 divisions; TVM took 8 s over them."""
     options = {"mode": "bicubic", "antialias": True}
-    text = _lowered(specialise(OPERATORS["interpolate_backward"], options=options))
+    text = lowered(specialise(OPERATORS["interpolate_backward"], options=options))
     assert text.count("T.Div(") < 600  # by numbers, most
-
-
-def _lowered(bound: Any) -> str:
-    """The CPU's kernels of an operator before TVM writes them as LLVM IR."""
-    from rudnn.runtime.compiler import Layouts, schedule
-    from rudnn.runtime.targets.llvm import cpu
-    from rudnn.runtime.targets.llvm.compile import lower
-
-    program = schedule(bound.graph, Layouts(frozenset()), "llvm")
-    module, _ = lower(program, "entry", cpu.tvm_target(""))
-    return str(module.script())
 
 
 def test_negative_numerators_are_floored() -> None:

@@ -164,9 +164,10 @@ def _entry(program: Program, bodies: list[Any], slots: tuple[Slot, ...]) -> tupl
                 statements.append(tirx.Bind(pointer, _as_pointer(pointers[tensor.name], pointer)))
                 bound[tensor.name] = pointer
             statements.append(tirx.DeclBuffer(param, data=bound[tensor.name]))
-    parts = tirx.SeqStmt([lowered.body for lowered in bodies])
-    named, parts, naturals = name_divisions(parts, program.dims.values())
-    body: Any = tirx.SeqStmt([*statements, *named, _hidden(parts)])
+    parts = [lowered.body for lowered in bodies]
+    whole = parts[0] if len(parts) == 1 else tirx.SeqStmt(parts)  # of one there is no sequence
+    named, whole, naturals = name_divisions(whole, program.dims.values())
+    body: Any = tirx.SeqStmt([*statements, *named, _hidden(whole)])
     for key, number in (("device_id", 0), ("device_type", _DL_CPU)):
         body = tirx.AttrStmt(StringImm("default"), key, tirx.IntImm("int32", number), body)
     # Outside, or the release of scratch memory that ends the sequence would come after it.
